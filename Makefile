@@ -1,0 +1,42 @@
+# Two commands on a fresh Debian 12 with Python 3.11, gcc and make: `make demo` and `make test`. Each makes .venv by itself.
+SHELL := /bin/bash
+PY := .venv/bin/python
+# The engine's worker processes inherit it; warnings of the frameworks below are not ours to fix.
+export PYTHONWARNINGS ?= ignore
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+
+.PHONY: help setup demo serve test unit check bench-loop lock clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: ## .venv from the lock (the other targets do it by themselves)
+	@deploy/bootstrap.sh
+
+demo: setup ## train the demo policy on the idle seats of a live fleet; RESUME=1 continues, DEMO_ARGS="--steps 80"
+	@$(PY) -m deploy.cli demo $(if $(filter-out 0,$(RESUME)),--resume) $(DEMO_ARGS)
+
+test: setup ## every tier: unit; integration and faults with one fleet; end to end, which starts its own
+	@$(PY) -m pytest tests/unit $(PYTEST_ARGS)
+	@$(PY) -m pytest tests/integration tests/faults --durations 10 $(PYTEST_ARGS)
+	@$(PY) -m pytest tests/e2e --durations 10 $(PYTEST_ARGS)
+
+unit: setup ## the unit tier alone
+	@$(PY) -m pytest tests/unit $(PYTEST_ARGS)
+
+check: setup ## lint, format, types and unit tests
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+	@$(PY) -m pytest tests/unit --quiet $(PYTEST_ARGS)
+
+bench-loop: setup ## every ratio of the loop into runs/bench/loop.json and loop.png
+	@$(PY) tests/bench/bench_loop.py $(BENCH_ARGS)
+
+lock: setup ## resolve pyproject.toml into requirements/ again; LOCK_ARGS="--upgrade"
+	@deploy/lock.sh $(LOCK_ARGS)
+
+clean: ## remove .venv, caches and the demo's and benches' results; runs of your own stay
+	@rm -rf .venv .venv.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info runs/demo runs/bench runs/.cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
