@@ -1,0 +1,186 @@
+"""The fleet's notice board: who is alive with which version, which version is current, and the epochs of a push.
+
+`RedisBoard` in `redis_board` keeps it. Attachment: a fleet follows the weights of one run at a time (the trainer that
+attached); it serves the rollout queues of every run that is registered with it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+class ReplicaState(StrEnum):
+    """HEALTHY harvests; STALE lacks the current version or failed its check and harvests nothing until verified."""
+
+    STARTING = "starting"
+    STALE = "stale"
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+    RESTARTING = "restarting"
+    RETIRED = "retired"
+
+
+class PushPath(StrEnum):
+    """How a version reached a replica."""
+
+    COLLECTIVE = "collective"
+    ARTEFACT = "artefact"
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedPush:
+    """One replica's report of one applied version."""
+
+    version: int
+    path: PushPath
+    epoch: int | None
+    receive_s: float
+    """From the start of receiving or reading until all bytes are staged and their digests checked."""
+    pause_s: float
+    """How long generation stood still."""
+    canary_gap: float
+    """Mean absolute difference to the expected logprobs, nats."""
+    verified: bool
+    applied_at: float
+    """Unix seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a replica says of itself every second or so."""
+
+    replica: str
+    """Unique per process incarnation."""
+    host: str
+    pid: int
+    state: ReplicaState
+    policy: str
+    version: int
+    """Verified version in use; 0 is the model as loaded at start."""
+    seats_total: int
+    seats_users: int
+    seats_rollouts: int
+    rollout_tokens: int
+    """Response tokens generated for rollouts since start."""
+    user_requests: int
+    """User requests finished since start."""
+    rehearsal_gap: float | None
+    """Canary gap of the rehearsal at start."""
+    pushes: tuple[AppliedPush, ...] = ()
+    """The newest few, newest last."""
+    started_at: float = 0.0
+    sent_at: float = 0.0
+    detail: str = ""
+    """Why it is not healthy."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentVersion:
+    """`weights:current` of a run: always a durable artefact."""
+
+    policy: str
+    version: int
+    directory: str
+    digest: str
+    fencing_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """The trainer asks replicas into one push epoch."""
+
+    epoch: int
+    run: str
+    version: int
+    digest: str
+    directory: str
+    store_host: str
+    store_port: int
+    backend: str
+    """gloo or nccl."""
+    fencing_token: int
+    op_timeout_s: float
+    form_timeout_s: float
+    deadline_s: float
+    """For the whole push; the server's clock counts it from `open_epoch`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Frozen ranks of an epoch: 0 is the trainer, replicas that acked in time are 1 .. n - 1, one receiver per host."""
+
+    epoch: int
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    """Replica -> rank; receivers only."""
+    followers: Mapping[str, str] = field(default_factory=dict)
+    """Replica -> receiving replica on the same host, whose staging directory it reads."""
+
+
+class Board(Protocol):
+    """All methods raise StoreUnavailable when the server does not answer; those with a token raise Fenced."""
+
+    # runs and versions
+    async def attach(self, fleet: str, run: str, token: int) -> None:
+        """The fleet follows this run's weights from now on.
+
+        Raises WriterBusy while the run of another live writer is attached.
+        """
+        ...
+
+    async def detach(self, fleet: str, run: str, token: int) -> None:
+        """On a clean stop; the replicas keep their weights."""
+        ...
+
+    async def attached_run(self, fleet: str) -> str | None: ...
+
+    async def register_run(self, fleet: str, run: str) -> None:
+        """The fleet's harvesters look into this run's queue from now on."""
+        ...
+
+    async def runs(self, fleet: str) -> list[str]: ...
+
+    async def reserve_version(self, run: str, token: int, *, at_least: int) -> int:
+        """A number never given before: max(counter + 1, at_least). Call before the first byte is written."""
+        ...
+
+    async def set_current(self, run: str, token: int, current: CurrentVersion) -> None:
+        """Move the pointer; refused (Fenced) when its version is not larger than the present one."""
+        ...
+
+    async def current(self, run: str) -> CurrentVersion | None: ...
+
+    # replicas
+    async def heartbeat(self, fleet: str, beat: Heartbeat, *, ttl_s: float) -> None: ...
+
+    async def retire(self, fleet: str, replica: str) -> None: ...
+
+    async def replicas(self, fleet: str) -> list[Heartbeat]:
+        """Those whose heartbeat has not expired, oldest first."""
+        ...
+
+    async def seen_replicas(self, fleet: str) -> int:
+        """How many distinct replicas ever sent a heartbeat."""
+        ...
+
+    # epochs
+    async def open_epoch(self, fleet: str, invitation: Invitation) -> int:
+        """INCR the epoch, post the invitation under it (its `epoch` field is filled in) and return the number."""
+        ...
+
+    async def invitation(self, fleet: str) -> Invitation | None:
+        """The newest, until its deadline."""
+        ...
+
+    async def ack(self, fleet: str, epoch: int, replica: str, host: str) -> None:
+        """Ready to receive. Ignored when the epoch is frozen or not the newest."""
+        ...
+
+    async def acks(self, fleet: str, epoch: int) -> dict[str, str]:
+        """Replica -> host."""
+        ...
+
+    async def freeze(self, fleet: str, token: int, membership: Membership) -> None: ...
+
+    async def membership(self, fleet: str, epoch: int) -> Membership | None: ...

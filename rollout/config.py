@@ -1,0 +1,104 @@
+"""Settings that both sides need: where Redis is, which model, which rewards exist."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+ImportPath = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+
+
+class Settings(BaseModel):
+    """Base of every section: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
+
+
+class RedisConfig(Settings):
+    """The server that keeps the queue."""
+
+    url: str | None = None
+    """redis://, rediss:// or unix:// address; also read from REDIS_URL. None starts (or joins) the embedded server."""
+    namespace: Name = "nightshift"
+    """First part of every key."""
+    dir: Path = Path("runs/.redis")
+    """Data directory of the embedded server (mode 0700), and where other processes find its socket."""
+    connect_timeout_s: float = Field(default=10.0, gt=0, le=300)
+    outage_s: float = Field(default=60.0, gt=0, le=86_400)
+    """How long a lost connection is retried before it is an error."""
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str | None) -> str | None:
+        if url is not None and (problem := _url_problem(url)) is not None:
+            raise ValueError(
+                f"{redacted(url)!r} {problem}; expected redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH"
+            )
+        return url
+
+    @property
+    def redacted_url(self) -> str:
+        """The address without its login, for messages and logs; empty while there is none."""
+        return "" if self.url is None else redacted(self.url)
+
+
+def redacted(url: str) -> str:
+    """The address without user and password; works on malformed ones too.
+
+    >>> redacted("redis://:secret@host:6379/0")
+    'redis://***@host:6379/0'
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        scheme, rest = "", url
+    if "@" in rest and not rest.startswith("/"):
+        rest = f"***@{rest.rpartition('@')[2]}"
+    return scheme + separator + re.sub(r"((?:username|password)=)[^&]*", r"\1***", rest)
+
+
+def _url_problem(url: str) -> str | None:
+    """What keeps it from being the address of a Redis server."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "has a malformed host or port"
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        return "is not the address of a Redis server"
+    if parts.scheme == "unix":
+        return None if parts.path.strip("/") else "has no path"
+    if not parts.hostname:
+        return "has no host"
+    return "has port 0" if port == 0 else None
+
+
+class ModelConfig(Settings):
+    """The policy as it is before training."""
+
+    path: Path
+    """Local Hugging Face directory: config.json, safetensors, tokenizer."""
+    name: str = "policy"
+    """Model id in the OpenAI API."""
+
+
+class RewardEntry(Settings):
+    """One reward function the operator allows."""
+
+    function: ImportPath
+    """`module:function`; called as function(RewardInput) -> float or mapping with the key "reward"."""
+    timeout_s: float = Field(default=10.0, gt=0, le=3600)
+    """Hard limit of one call; the worker process is killed at it."""
+
+
+class RewardsConfig(Settings):
+    """Reward functions by the name that requests use."""
+
+    functions: dict[Name, RewardEntry] = Field(default_factory=dict)
+    """Besides the built-in ones (`exact_match`, `contains`, `reasoning_gym`, `math_verify`)."""
+    workers: int = Field(default=1, ge=1, le=256)
+    """Processes per engine replica that run them."""
+    python_path: list[Path] = Field(default_factory=list)
+    """Directories put on sys.path of those processes, for the operator's own modules."""

@@ -1,0 +1,63 @@
+"""Errors of the rollout layer; each also inherits the standard type that callers would catch."""
+
+
+class NightshiftError(Exception):
+    """Base of every error Nightshift raises on purpose."""
+
+
+class ConfigError(NightshiftError, ValueError):
+    """A configuration that cannot work; the message names both values and the knob."""
+
+
+class CodecError(NightshiftError, ValueError):
+    """Bytes that are not a record of this or the previous schema."""
+
+
+class IdempotencyConflict(NightshiftError, ValueError):
+    """The idempotency key was used before with another body."""
+
+
+class QueueFull(NightshiftError, RuntimeError):
+    """Accepting the groups would pass the depth bound; retry after `retry_after_s`."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class LeaseLost(NightshiftError, RuntimeError):
+    """The lease expired, was taken over or cancelled; nothing was written."""
+
+
+class NotFound(NightshiftError, KeyError):
+    """No such submission or group in this run."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class Gone(NightshiftError, KeyError):
+    """The result was kept for `retain_s` and is no longer there."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class Fenced(NightshiftError, PermissionError):
+    """The writer's fencing token is not the run's newest one."""
+
+
+class WriterBusy(NightshiftError, PermissionError):
+    """Another live writer holds the run."""
+
+
+class WeightsError(NightshiftError, RuntimeError):
+    """A published version is missing, incomplete or does not match its digest."""
+
+
+class StoreUnavailable(NightshiftError, ConnectionError):
+    """Redis did not answer; nothing is known to have been written."""
+
+
+class RewardError(NightshiftError, RuntimeError):
+    """A verifier raised, timed out or returned something that is not a finite number."""

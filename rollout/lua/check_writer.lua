@@ -1,0 +1,2 @@
+-- ARGV: token.
+return fenced(ARGV[1]) or 1

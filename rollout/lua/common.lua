@@ -1,0 +1,121 @@
+-- Prepended to every script of a run. One run's keys, all in one slot of a Redis Cluster by the tag {run}:
+--
+--   <ns>:{<run>}:ledger                hash    "queued:<purpose>", "leased:<purpose>", "experience:train", "accepted" and one
+--                                              counter per final state: groups
+--   <ns>:{<run>}:rollouts:<purpose>    stream  g=<group id>; group "engines" from id 0; an entry lives until its group is
+--                                              generated or ended, so entries = queued + leased, pending ones of consumers
+--                                              other than "returned" = leased
+--   <ns>:{<run>}:leases:<purpose>      zset    "<group id> <entry id>" by lease deadline (ms)
+--   <ns>:{<run>}:returned:<purpose>    zset    "<group id> <entry id>" by time of release: leased again before fresh entries
+--   <ns>:{<run>}:experience            stream  g=<group id>; scored, not settled. The one fenced writer walks it with a cursor
+--   <ns>:{<run>}:group:<group id>      hash    state purpose attempt failures expires request entry consumer deadline result
+--                                              holder reason done; expires `retain_s` after the group's end
+--   <ns>:{<run>}:subs                  set     submission ids
+--   <ns>:{<run>}:sub:<submission id>   string  one character per group, "." until its end: one byte a group that outlives
+--                                              the record, and lets the audit count without the ledger
+--   <ns>:{<run>}:idempotency           hash    key -> "<body digest> <submission id>", as long as the run
+--   <ns>:{<run>}:dead                  stream  g=<group id> reason=<text> at=<ms>; the newest 10,000
+--   <ns>:{<run>}:writer                hash    token owner until cursor call
+--   <ns>:{<run>}:gate                  hash    batch_groups eta credits
+--   <ns>:{<run>}:weights               hash    counter (newest number given), version and current (the pointer, JSON)
+--   <ns>:{<run>}:limits                hash    max_depth max_failures retain_s; without it the defaults below
+--   <ns>:{<run>}:calls                 hash    consumer -> "<nonce> <group ids>" of its last lease, for a resent call
+--
+-- A group id is "<submission id>-<index>". KEYS[1] is the ledger. The client resends a call whose answer it lost, so
+-- every script gives the same effect when it runs twice with the same arguments.
+
+local LEDGER = KEYS[1]
+local P = string.sub(LEDGER, 1, -7)
+local ENGINES = 'engines'
+local RETURNED = 'returned'
+local OPEN = {queued = true, leased = true, experience = true}
+local LETTER = {trained = 't', delivered = 'd', filtered = 'f', stale = 's', dead = 'x', cancelled = 'c'}
+
+local function int(x)
+  return string.format('%d', x)
+end
+
+local function group_key(gid)
+  return P .. 'group:' .. gid
+end
+
+local function rollouts(purpose)
+  return P .. 'rollouts:' .. purpose
+end
+
+-- Server time, unless a test passes its own.
+local function now_ms(given)
+  if given ~= '' then
+    return tonumber(given)
+  end
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+-- At maxmemory a script is refused at its first write if that may grow memory, and not afterwards. What drains the
+-- queue or keeps a lease must work then, so it starts with a write that cannot grow anything.
+local function allow_when_full()
+  redis.call('XACK', P .. 'rollouts:train', ENGINES, '0-1')
+end
+
+local function limits()
+  local r = redis.call('HMGET', P .. 'limits', 'max_depth', 'max_failures', 'retain_s')
+  return {max_depth = tonumber(r[1] or 65536), max_failures = tonumber(r[2] or 4), retain_s = tonumber(r[3] or 3600)}
+end
+
+local function set_limits(max_depth, max_failures, retain_s)
+  redis.call('HSET', P .. 'limits', 'max_depth', max_depth, 'max_failures', max_failures, 'retain_s', retain_s)
+end
+
+local function count(state, purpose, by)
+  if OPEN[state] then
+    state = state .. ':' .. purpose
+  end
+  redis.call('HINCRBY', LEDGER, state, by)
+end
+
+local function dead_letter(gid, reason, now)
+  redis.call('XADD', P .. 'dead', 'MAXLEN', '~', '10000', '*', 'g', gid, 'reason', reason, 'at', int(now))
+end
+
+-- Whether the name is of a group that was accepted and has not ended. Anything else in a stream was not written by these
+-- scripts: the ledger has nothing to move for it.
+local function is_open(gid)
+  local sid, index = string.match(gid, '^([^ ]+)%-(%d+)$')
+  return sid and #index < 10 and redis.call('GETRANGE', P .. 'sub:' .. sid, index, index) == '.'
+end
+
+-- End a group: ledger, its character, its record's remaining life.
+local function finish(gid, purpose, from, outcome, reason, now)
+  count(from, purpose, -1)
+  count(outcome, purpose, 1)
+  local sid, index = string.match(gid, '^(.*)%-(%d+)$')
+  redis.call('SETRANGE', P .. 'sub:' .. sid, index, LETTER[outcome])
+  if outcome == 'dead' then
+    dead_letter(gid, reason, now)
+  end
+  local key = group_key(gid)
+  if redis.call('EXISTS', key) == 1 then
+    redis.call('HSET', key, 'state', outcome, 'reason', reason)
+    redis.call('EXPIRE', key, int(limits().retain_s))
+  end
+end
+
+-- Take a group's entry out of its rollout stream, whoever holds it. First, so that it also runs at maxmemory.
+local function remove_entry(purpose, gid, entry)
+  local member = gid .. ' ' .. entry
+  redis.call('XACK', rollouts(purpose), ENGINES, entry)
+  redis.call('XDEL', rollouts(purpose), entry)
+  redis.call('ZREM', P .. 'leases:' .. purpose, member)
+  redis.call('ZREM', P .. 'returned:' .. purpose, member)
+end
+
+-- An error reply when the token is not the newest or was released.
+local function fenced(token)
+  local w = redis.call('HMGET', P .. 'writer', 'token', 'owner')
+  if w[1] ~= token or (w[2] or '') == '' then
+    return redis.error_reply('FENCED token ' .. token .. ' is not the writer; the newest is ' .. (w[1] or 'none')
+      .. ((w[2] or '') == '' and ', released' or ''))
+  end
+  return nil
+end

@@ -1,0 +1,59 @@
+-- ARGV: submission id, idempotency key or "", body digest, max_depth, max_failures, retain_s ("" each from a producer that
+-- has no say in them), then per group its purpose, deadline (ms or ""), request. Returns {submission id, groups, created}.
+local sid, idem, digest = ARGV[1], ARGV[2], ARGV[3]
+local FIRST = 7
+local n = (#ARGV - FIRST + 1) / 3
+
+if idem ~= '' then
+  local known = redis.call('HGET', P .. 'idempotency', idem)
+  if known then
+    local space = string.find(known, ' ', 1, true)
+    local old = string.sub(known, space + 1)
+    if string.sub(known, 1, space - 1) ~= digest then
+      return redis.error_reply('CONFLICT ' .. old)
+    end
+    return {old, redis.call('STRLEN', P .. 'sub:' .. old), old == sid and 1 or 0}
+  end
+end
+if redis.call('EXISTS', P .. 'sub:' .. sid) == 1 then -- this very call, resent
+  return {sid, n, 1}
+end
+
+if ARGV[4] ~= '' then
+  set_limits(ARGV[4], ARGV[5], ARGV[6])
+end
+local max_depth = limits().max_depth
+local depth = 0
+for _, value in ipairs(redis.call('HMGET', LEDGER, 'queued:train', 'queued:eval', 'queued:collect', 'leased:train',
+  'leased:eval', 'leased:collect', 'experience:train')) do
+  depth = depth + tonumber(value or 0)
+end
+if depth + n > max_depth then
+  return redis.error_reply('FULL ' .. int(depth) .. ' ' .. int(max_depth))
+end
+
+local counts = {}
+for i = 0, n - 1 do
+  local at = FIRST + 3 * i
+  local purpose, gid = ARGV[at], sid .. '-' .. int(i)
+  if not counts[purpose] then
+    counts[purpose] = 0
+    if redis.call('EXISTS', rollouts(purpose)) == 0 then
+      redis.call('XGROUP', 'CREATE', rollouts(purpose), ENGINES, '0', 'MKSTREAM')
+    end
+  end
+  counts[purpose] = counts[purpose] + 1
+  local entry = redis.call('XADD', rollouts(purpose), '*', 'g', gid)
+  redis.call('HSET', group_key(gid), 'state', 'queued', 'purpose', purpose, 'attempt', '0', 'failures', '0', 'expires',
+    ARGV[at + 1], 'request', ARGV[at + 2], 'entry', entry)
+end
+for purpose, by in pairs(counts) do
+  count('queued', purpose, by)
+end
+redis.call('HINCRBY', LEDGER, 'accepted', n)
+redis.call('SET', P .. 'sub:' .. sid, string.rep('.', n))
+redis.call('SADD', P .. 'subs', sid)
+if idem ~= '' then
+  redis.call('HSET', P .. 'idempotency', idem, digest .. ' ' .. sid)
+end
+return {sid, n, 1}

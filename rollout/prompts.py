@@ -1,0 +1,101 @@
+"""Training prompts from a JSONL file, and the order in which they are used.
+
+Each line is an object with exactly one of `prompt` (text), `messages` (chat) or `prompt_ids` (token ids); every other
+key becomes metadata for the reward function.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollout.errors import ConfigError
+
+PromptSource = str | list[Mapping[str, Any]] | list[int]
+Tokenise = Callable[[PromptSource], tuple[Sequence[int], str]]
+"""From text, chat messages or token ids to the prompt's token ids and its text."""
+
+_FORMS = ("prompt", "messages", "prompt_ids")
+_MAX_LINE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One line of the file, tokenised."""
+
+    prompt_ids: tuple[int, ...]
+    prompt_text: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_prompts(path: Path, tokenise: Tokenise, *, max_prompt_tokens: int) -> list[Prompt]:
+    """All prompts of a JSONL file, blank lines skipped.
+
+    Raises ConfigError naming file and line when one is malformed or longer than `max_prompt_tokens`, and when the file
+    holds none.
+    """
+    prompts = []
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    prompts.append(_parse(line, f"{path}:{number}", tokenise, max_prompt_tokens))
+    except OSError as error:
+        raise ConfigError(f"cannot read the prompts {path}: {error.strerror}") from error
+    if not prompts:
+        raise ConfigError(f"{path} holds no prompts")
+    return prompts
+
+
+def _parse(line: bytes, where: str, tokenise: Tokenise, max_prompt_tokens: int) -> Prompt:
+    if len(line) > _MAX_LINE_BYTES:
+        raise ConfigError(f"{where}: {len(line)} bytes, at most {_MAX_LINE_BYTES} in a line")
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: not JSON: {error}") from error
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where}: a JSON object is expected, not {type(entry).__name__}")
+    forms = [form for form in _FORMS if form in entry]
+    if len(forms) != 1:
+        raise ConfigError(f"{where}: exactly one of {', '.join(_FORMS)} is expected, found {forms or 'none'}")
+    source = entry.pop(forms[0])
+    _check_source(forms[0], source, where)
+    try:
+        ids, text = tokenise(source)
+    except Exception as error:  # the tokeniser and its chat template are the user's
+        raise ConfigError(f"{where}: {forms[0]} cannot be tokenised: {error}") from error
+    if not 1 <= len(ids) <= max_prompt_tokens:
+        raise ConfigError(f"{where}: {forms[0]} has {len(ids)} tokens, allowed are 1 to {max_prompt_tokens}")
+    return Prompt(tuple(int(i) for i in ids), text, entry)
+
+
+def _check_source(form: str, source: object, where: str) -> None:
+    if form == "prompt":
+        valid, expected = isinstance(source, str) and bool(source), "non-empty text"
+    elif form == "messages":
+        valid = isinstance(source, list) and bool(source) and all(isinstance(m, dict) and "role" in m for m in source)
+        expected = "a non-empty list of messages with a role"
+    else:
+        valid = isinstance(source, list) and bool(source) and all(type(i) is int and 0 <= i < 2**31 for i in source)
+        expected = "a non-empty list of token ids"
+    if not valid:
+        raise ConfigError(f"{where}: {form} must be {expected}")
+
+
+def epoch_order(count: int, *, seed: int, epoch: int) -> list[int]:
+    """The shuffled indices of one pass over `count` prompts; the same for the same seed and epoch everywhere."""
+    order: list[int] = np.random.Generator(np.random.PCG64([seed, epoch])).permutation(count).tolist()
+    return order
+
+
+def take(count: int, *, seed: int, cursor: int, amount: int) -> list[int]:
+    """Indices number `cursor` to `cursor + amount` of the endless sequence of shuffled epochs."""
+    taken: list[int] = []
+    while len(taken) < amount:
+        epoch, offset = divmod(cursor + len(taken), count)
+        taken += epoch_order(count, seed=seed, epoch=epoch)[offset : offset + amount - len(taken)]
+    return taken

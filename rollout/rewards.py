@@ -1,0 +1,135 @@
+"""Reward functions: what the operator's code receives, and the built-in ones.
+
+A reward function takes one `RewardInput` and returns a finite number, or a mapping with the key "reward" whose other
+numbers are kept as its breakdown. Every built-in one knows the parameter `require_stop`: when true, a sample
+that was cut at `max_tokens` scores 0.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from rollout.errors import RewardError
+
+
+@dataclass(frozen=True, slots=True)
+class RewardInput:
+    """One finished sample as a reward function sees it."""
+
+    prompt: str
+    completion: str
+    """Decoded response, special tokens skipped."""
+    finish_reason: str
+    """"stop" when the sample ended by itself, "length" when it hit max_tokens."""
+    metadata: Mapping[str, Any]
+    """Of the request: for JSONL prompts every key besides the prompt."""
+    params: Mapping[str, Any]
+    """Of the request's RewardSpec."""
+    response_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """What one sample earned."""
+
+    value: float
+    breakdown: Mapping[str, float]
+
+
+RewardFunction = Callable[[RewardInput], Any]
+
+
+def reward_of(result: object) -> Reward:
+    """Read what a reward function returned; raises RewardError when it is not finite or not of a known form."""
+    if isinstance(result, Mapping):
+        if "reward" not in result:
+            raise RewardError(f'reward mapping has no key "reward", only {sorted(map(str, result))}')
+        breakdown = {str(k): _finite(v, str(k)) for k, v in result.items() if k != "reward"}
+        return Reward(_finite(result["reward"], "reward"), breakdown)
+    return Reward(_finite(result, "reward"), {})
+
+
+def _finite(value: object, name: str) -> float:
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"{name} is {type(value).__name__}, not a number") from error
+    if not math.isfinite(number):
+        raise RewardError(f"{name} is {number}, not finite")
+    return number
+
+
+def exact_match(sample: RewardInput) -> float:
+    """1 when the completion equals metadata["answer"], both stripped; `ignore_case` compares case-insensitively."""
+    found, wanted = sample.completion.strip(), _answer(sample).strip()
+    if sample.params.get("ignore_case", False):
+        found, wanted = found.casefold(), wanted.casefold()
+    return float(found == wanted and _ended(sample))
+
+
+def contains(sample: RewardInput) -> float:
+    """1 when the completion contains params["text"], or metadata["answer"] where that is not given."""
+    text = sample.params["text"] if "text" in sample.params else _answer(sample)
+    return float(str(text) in sample.completion and _ended(sample))
+
+
+def reasoning_gym(sample: RewardInput) -> float:
+    """The verifier of the reasoning-gym dataset params["dataset"], for metadata["entry"] or metadata["answer"].
+
+    With params["threshold"] the score becomes 1 from the threshold on and 0 below it.
+    """
+    if not _ended(sample):
+        return 0.0
+    entry = sample.metadata.get("entry")
+    if entry is None:
+        entry = {"question": sample.prompt, "answer": _answer(sample), "metadata": sample.metadata.get("metadata", {})}
+    score = float(_gym_scorer(_param(sample, "dataset"))(sample.completion.strip(), entry))
+    threshold = sample.params.get("threshold")
+    return score if threshold is None else float(score >= float(threshold))
+
+
+def math_verify(sample: RewardInput) -> float:
+    """1 when the completion's final mathematical expression equals metadata["answer"]."""
+    from math_verify import parse, verify
+
+    if not _ended(sample):
+        return 0.0
+    # its own timeouts use signals and belong to no worker that is killed from outside
+    gold = parse(_answer(sample), parsing_timeout=None)
+    found = parse(sample.completion, parsing_timeout=None)
+    return float(bool(found) and verify(gold, found, timeout_seconds=None))
+
+
+BUILTIN: Mapping[str, str] = {
+    "exact_match": "rollout.rewards:exact_match",
+    "contains": "rollout.rewards:contains",
+    "reasoning_gym": "rollout.rewards:reasoning_gym",
+    "math_verify": "rollout.rewards:math_verify",
+}
+"""Name -> import path of the built-in functions."""
+
+
+@lru_cache(maxsize=64)
+def _gym_scorer(dataset: str) -> Callable[[str, Mapping[str, Any]], float]:
+    from reasoning_gym.factory import get_score_answer_fn
+
+    scorer: Callable[[str, Mapping[str, Any]], float] = get_score_answer_fn(dataset)
+    return scorer
+
+
+def _ended(sample: RewardInput) -> bool:
+    return sample.finish_reason == "stop" or not sample.params.get("require_stop", False)
+
+
+def _answer(sample: RewardInput) -> str:
+    if "answer" not in sample.metadata:
+        raise RewardError('this reward needs metadata["answer"]')
+    return str(sample.metadata["answer"])
+
+
+def _param(sample: RewardInput, name: str) -> str:
+    if name not in sample.params:
+        raise RewardError(f'this reward needs params["{name}"]')
+    return str(sample.params[name])
