@@ -1,0 +1,106 @@
+"""The Serve application: `serve run services.app:build` or `import_path: services.app:build`."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from ray import serve
+from ray.llm._internal.serve.core.configs.openai_api_models import to_model_metadata
+from ray.llm._internal.serve.core.server.builder import build_llm_deployment
+from ray.serve.llm import LLMConfig
+
+import services
+from rollout.errors import ConfigError
+from services.config import FleetConfig
+from services.engine_arguments import engine_arguments
+
+_DRAIN_S = 20.0
+_MAX_ONGOING = 1024
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """Engine deployment and gateway for a `FleetConfig` given as a JSON-able dict. Raises ConfigError."""
+    from services.gateway import deployment
+
+    config = validated(args)
+    llm = llm_config(config)
+    plain = _without_tokens(args)
+    engine = build_llm_deployment(llm, bind_kwargs={"fleet": plain})
+    return deployment(
+        config,
+        {config.model.name: engine},
+        {config.model.name: to_model_metadata(config.model.name, llm)},
+        environment={"PYTHONPATH": _python_path()},
+    )
+
+
+def validated(args: dict[str, Any]) -> FleetConfig:
+    """The config, checked against the model directory. Raises ConfigError naming the field."""
+    try:
+        config = FleetConfig.model_validate(args)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{field}: {first['msg']} (got {first['input']!r})") from error
+    if not (config.model.path / "config.json").is_file():
+        raise ConfigError(f"model.path={config.model.path} is no Hugging Face directory: it has no config.json")
+    if config.redis.url is None:
+        raise ConfigError("redis.url is not set: start the fleet with `nightshift serve`, or give an address")
+    return config
+
+
+def llm_config(config: FleetConfig) -> LLMConfig:
+    """What Ray Serve LLM needs to know of one engine."""
+    cpu = config.engine.device == "cpu"
+    placement: dict[str, Any] = {}
+    if cpu:
+        placement["placement_group_config"] = {"bundles": [{"CPU": max(config.engine.cpus, 0.01)}]}
+    return LLMConfig(
+        model_loading_config={"model_id": config.model.name, "model_source": str(config.model.path.resolve())},
+        server_cls="services.engine:EngineServer",
+        accelerator_config={"kind": "cpu" if cpu else "gpu"},
+        engine_kwargs=engine_arguments(config.engine),
+        runtime_env={"env_vars": _environment(config)},
+        deployment_config=_deployment_options(config),
+        log_engine_metrics=False,
+        **placement,
+    )
+
+
+def _deployment_options(config: FleetConfig) -> dict[str, Any]:
+    scaling = config.autoscaling
+    return {
+        "autoscaling_config": {
+            "min_replicas": scaling.min_replicas,
+            "initial_replicas": scaling.min_replicas,
+            "max_replicas": scaling.max_replicas,
+            "target_ongoing_requests": scaling.target_ongoing_requests,
+            "upscale_delay_s": scaling.upscale_delay_s,
+            "downscale_delay_s": scaling.downscale_delay_s,
+        },
+        "max_ongoing_requests": _MAX_ONGOING,
+        "graceful_shutdown_timeout_s": _DRAIN_S,
+        "ray_actor_options": {"num_cpus": 0 if config.engine.device == "cpu" else config.engine.cpus},
+    }
+
+
+def _environment(config: FleetConfig) -> dict[str, str]:
+    """Of the replica's process and the engine processes below it."""
+    environment = {"PYTHONPATH": _python_path(), "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    if config.engine.device == "cpu":
+        environment["VLLM_CPU_KVCACHE_SPACE"] = str(config.engine.kv_cache_gib)
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = config.engine.omp_threads_bind
+    return environment
+
+
+def _python_path() -> str:
+    """So that workers find this package also where it is not installed but run from its source tree."""
+    root = str(Path(services.__file__).parent.parent)
+    return os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+
+
+def _without_tokens(args: dict[str, Any]) -> dict[str, Any]:
+    """Engines check no bearer tokens and so are not told them."""
+    gateway = {k: v for k, v in args.get("gateway", {}).items() if k != "auth"}
+    return {**args, "gateway": gateway}

@@ -1,0 +1,148 @@
+"""Settings of the fleet: engines, gateway, autoscaling."""
+
+from typing import Literal
+
+from pydantic import Field, SecretStr, model_validator
+
+from rollout.config import ModelConfig, Name, RedisConfig, RewardsConfig, Settings
+
+
+class EngineConfig(Settings):
+    """One vLLM engine."""
+
+    device: Literal["cpu", "gpu"] = "cpu"
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
+    max_model_len: int = Field(default=2048, ge=16, le=1_048_576)
+    max_num_seqs: int = Field(default=64, ge=1, le=4096)
+    """Seats."""
+    max_num_batched_tokens: int | None = Field(default=None, ge=16)
+    kv_cache_gib: int = Field(default=1, ge=1, le=1024)
+    """CPU only: whole GiB of KV cache."""
+    tensor_parallel_size: int = Field(default=1, ge=1, le=64)
+    omp_threads_bind: str = "nobind"
+    """CPU only: cores of an engine; the default lets the kernel place threads."""
+    cpus: float = Field(default=0.5, ge=0)
+    """Ray CPUs that a replica reserves."""
+    compile: bool | None = None
+    """torch.compile and graph capture at start. By default on a GPU only: on a CPU it costs half a minute of start and
+    brings no more tokens a second."""
+    extra: dict[str, object] = Field(default_factory=dict)
+    """Further vLLM engine arguments, passed as they are."""
+
+
+class HarvestConfig(Settings):
+    """How rollouts share the engines with users."""
+
+    user_reserve: int = Field(default=4, ge=0)
+    """Seats rollouts never take."""
+    lease_s: float = Field(default=30.0, gt=1, le=3600)
+    poll_s: float = Field(default=0.05, gt=0, le=10)
+    """Wait between two looks into an empty queue."""
+    max_lag: int = Field(default=4, ge=0)
+    """A replica this many versions behind the current one harvests nothing."""
+    purposes: tuple[Literal["eval", "train", "collect"], ...] = ("eval", "train", "collect")
+
+
+class PushConfig(Settings):
+    """The engine half of a weight push."""
+
+    canary_tolerance: float = Field(default=0.05, gt=0)
+    """Mean absolute logprob gap in nats beyond which a version is not verified."""
+    rehearsal: bool = True
+    """Prove at start, before users come, that a push changes what the engine computes."""
+    watchdog_s: float = Field(default=30.0, gt=0)
+    """Longest pause of generation for one push."""
+    poll_s: float = Field(default=0.05, gt=0, le=10)
+    staging_dir: str = "/dev/shm"  # noqa: S108 - shared memory is the point; each user has a 0700 directory in it
+    collective: bool = True
+    """False takes every version from the artefact."""
+
+
+class AutoscalingConfig(Settings):
+    """Replicas of the engine."""
+
+    min_replicas: int = Field(default=1, ge=1, le=1024)
+    max_replicas: int = Field(default=1, ge=1, le=1024)
+    target_ongoing_requests: float = Field(default=8.0, gt=0)
+    """User requests in flight per replica."""
+    upscale_delay_s: float = Field(default=5.0, ge=0)
+    downscale_delay_s: float = Field(default=300.0, ge=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "AutoscalingConfig":
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas={self.min_replicas} is above max_replicas={self.max_replicas}")
+        return self
+
+
+class LimitsConfig(Settings):
+    """What one request may ask for; more is refused with 413 or 422."""
+
+    max_body_bytes: int = Field(default=4_194_304, ge=1024)
+    max_prompts: int = Field(default=1024, ge=1)
+    """Groups in one POST /v1/rollouts."""
+    max_n: int = Field(default=64, ge=1)
+    max_tokens: int = Field(default=1024, ge=1)
+    """Response tokens of one sample; also bounded by max_model_len minus the prompt."""
+    max_metadata_bytes: int = Field(default=16_384, ge=0)
+    max_depth: int = Field(default=65_536, ge=1)
+    """Groups of a run that are not at their end."""
+    max_failures: int = Field(default=4, ge=1)
+    retain_s: int = Field(default=3600, ge=1)
+    max_user_requests: int = Field(default=256, ge=1)
+    """User requests in flight at the gateway; more get 429."""
+    page_size: int = Field(default=256, ge=1, le=4096)
+    max_streams: int = Field(default=64, ge=1)
+    """Streams of samples open at the gateway; more get 429."""
+    max_stream_s: float = Field(default=3600.0, gt=0)
+    """Longest time that one stream waits for its groups."""
+
+
+class AuthConfig(Settings):
+    """Bearer tokens; those not given here or in the environment are made at start and kept in the state directory."""
+
+    user: SecretStr | None = None
+    """May use the OpenAI routes. NIGHTSHIFT_USER_TOKEN."""
+    rollout: SecretStr | None = None
+    """May also submit, read and cancel rollouts. NIGHTSHIFT_ROLLOUT_TOKEN."""
+    admin: SecretStr | None = None
+    """May do everything, /v1/status and /metrics included. NIGHTSHIFT_ADMIN_TOKEN."""
+
+
+class GatewayConfig(Settings):
+    """The one HTTP door."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=1, le=65_535)
+    auth: AuthConfig = AuthConfig()
+    limits: LimitsConfig = LimitsConfig()
+
+
+class FleetOptions(Settings):
+    """What only the fleet needs to know."""
+
+    engine: EngineConfig = EngineConfig()
+    harvest: HarvestConfig = HarvestConfig()
+    push: PushConfig = PushConfig()
+    autoscaling: AutoscalingConfig = AutoscalingConfig()
+    gateway: GatewayConfig = GatewayConfig()
+
+    @model_validator(mode="after")
+    def _seats(self) -> "FleetOptions":
+        reserve, seats = self.harvest.user_reserve, self.engine.max_num_seqs
+        if reserve >= seats:
+            raise ValueError(
+                f"harvest.user_reserve={reserve} leaves no seat of engine.max_num_seqs={seats} for rollouts"
+            )
+        return self
+
+
+class FleetConfig(FleetOptions):
+    """Everything `services.app:build` needs."""
+
+    fleet: Name = "fleet"
+    run: Name = "default"
+    """Run that HTTP rollouts belong to unless they name another registered one."""
+    model: ModelConfig
+    redis: RedisConfig = RedisConfig()
+    rewards: RewardsConfig = RewardsConfig()

@@ -1,0 +1,244 @@
+"""The engine replica: Ray Serve LLM's server plus heartbeat, weight reconcile and harvester.
+
+start: engine -> rehearsal -> [heartbeat | reconcile | harvest] until the replica is stopped
+"""
+
+import asyncio
+import os
+import socket
+import time
+import uuid
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+from ray.llm._internal.serve.core.server.llm_server import LLMServer
+from ray.serve.llm import LLMConfig
+
+from rollout.board import Heartbeat, ReplicaState
+from rollout.errors import NightshiftError, StoreUnavailable
+from rollout.queue import RolloutQueue
+from rollout.redis_board import RedisBoard
+from rollout.redis_queue import RedisQueue
+from rollout.redis_store import RedisStore
+from rollout.types import Purpose
+from services.config import FleetConfig
+from services.harvester import Harvester
+from services.reconcile import Reconciler
+from services.rehearsal import rehearse
+from services.reward_pool import RewardPool
+from services.seats import Seats, rollout_seats
+from services.staging import Staging, replica_name
+from services.swap import WeightSwap
+from services.vllm_engine import VllmEngine
+
+_BEAT_S = 1.0
+_BEAT_TTL_S = 10.0
+
+_log = structlog.get_logger(__name__)
+
+
+class ReplicaUnhealthy(NightshiftError, RuntimeError):
+    """Serve should replace this replica."""
+
+
+class Replica:
+    """Everything of one engine replica that is Nightshift's own; `engine` is already started."""
+
+    def __init__(self, config: FleetConfig, engine: VllmEngine, store: RedisStore) -> None:
+        self.name = replica_name(socket.gethostname(), os.getpid(), uuid.uuid4().hex[:8])
+        self._config = config
+        self._engine = engine
+        self._store = store
+        self._board = RedisBoard(store)
+        self._queues: dict[str, RolloutQueue] = {}
+        self._started_at = time.time()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._rehearsal_gap: float | None = None
+        self._users = 0
+        self._users_finished = 0
+        self._staging = Staging(Path(config.push.staging_dir), self.name)
+        self._swap = WeightSwap(engine, watchdog_s=config.push.watchdog_s)
+        self._rewards = RewardPool(config.rewards)
+        self._seats = Seats(self._capacity())
+        self.harvester = Harvester(
+            replica=self.name,
+            config=config.harvest,
+            seats=self._seats,
+            engine=engine,
+            rewards=self._rewards,
+            fleet=self,
+        )
+        self.reconciler = Reconciler(
+            fleet=config.fleet,
+            replica=self.name,
+            host=socket.gethostname(),
+            board=self._board,
+            swap=self._swap,
+            staging=self._staging,
+            config=config.push,
+            max_lag=config.harvest.max_lag,
+            on_untrusted=self.harvester.give_up,
+        )
+
+    async def start(self) -> None:
+        """Rehearse, then run the loops. Raises RehearsalFailed or ConfigError: then the replica must not serve."""
+        await asyncio.to_thread(self._staging.prepare)
+        await self._rewards.check()
+        await self._engine.set_version(0)
+        if self._config.push.rehearsal:
+            self._rehearsal_gap = await rehearse(
+                self._swap,
+                model=self._config.model.path,
+                staging=self._staging,
+                dtype=self._engine.dtype,
+                tolerance=self._config.push.canary_tolerance,
+            )
+        await self._board.register_run(self._config.fleet, self._config.run)
+        loops = {"heartbeat": self._beat(), "reconcile": self.reconciler.run(), "harvest": self.harvester.run()}
+        self._tasks = [_supervised(name, loop) for name, loop in loops.items()]
+
+    async def stop(self) -> None:
+        """Give the leases back, leave the board and the shared memory."""
+        for task in reversed(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with suppress(StoreUnavailable):
+            await self._board.retire(self._config.fleet, self.name)
+        await self._rewards.close()
+        await asyncio.to_thread(self._staging.close)
+        await self._store.close()
+
+    def check(self) -> None:
+        """Raises ReplicaUnhealthy when the engine cannot be used any more or a loop has ended."""
+        if self._swap.broken:
+            raise ReplicaUnhealthy(self._swap.broken)
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                raise ReplicaUnhealthy(f"loop {task.get_name()} ended: {task.exception()!r}")
+
+    def user_started(self) -> None:
+        self._users += 1
+        self._seats.resize(self._capacity())
+
+    def user_finished(self) -> None:
+        self._users -= 1
+        self._users_finished += 1
+        self._seats.resize(self._capacity())
+
+    # what the harvester asks
+
+    def queues(self) -> Sequence[RolloutQueue]:
+        return list(self._queues.values())
+
+    def purposes(self, run: str) -> Sequence[Purpose]:
+        """None while the weights are not verified; training only for the run whose weights are in use."""
+        if self.reconciler.state is not ReplicaState.HEALTHY:
+            return ()
+        followed = self.reconciler.run_name
+        allowed = [Purpose(p) for p in self._config.harvest.purposes]
+        return [p for p in allowed if p is not Purpose.TRAIN or followed in {None, run}]
+
+    async def settled(self) -> None:
+        await self.reconciler.settled()
+
+    def heartbeat(self) -> Heartbeat:
+        """What the board shows of this replica now."""
+        return Heartbeat(
+            replica=self.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            state=self.reconciler.state,
+            policy=self._config.model.name,
+            version=self.reconciler.version,
+            seats_total=self._config.engine.max_num_seqs,
+            seats_users=self._users,
+            seats_rollouts=self._seats.held,
+            rollout_tokens=self.harvester.tokens,
+            user_requests=self._users_finished,
+            rehearsal_gap=self._rehearsal_gap,
+            pushes=tuple(self.reconciler.pushes),
+            started_at=self._started_at,
+            sent_at=time.time(),
+            detail=self._swap.broken or self.reconciler.detail,
+        )
+
+    def _capacity(self) -> int:
+        return rollout_seats(self._config.engine.max_num_seqs, self._config.harvest.user_reserve, self._users)
+
+    async def _beat(self) -> None:
+        news = self.reconciler.news
+        while True:
+            try:
+                await self._refresh_queues()
+                await self._board.heartbeat(self._config.fleet, self.heartbeat(), ttl_s=_BEAT_TTL_S)
+            except StoreUnavailable as error:
+                _log.warning("heartbeat_failed", error=str(error))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_BEAT_S):
+                    await news.wait()
+            news.clear()
+
+    async def _refresh_queues(self) -> None:
+        for run in await self._board.runs(self._config.fleet):
+            if run not in self._queues:
+                self._queues[run] = RedisQueue(self._store, run)
+
+
+class EngineServer(LLMServer):  # type: ignore[misc]
+    """The Serve deployment; OpenAI routes come from `LLMServer`."""
+
+    async def __init__(  # type: ignore[misc]  # awaited by Serve
+        self, llm_config: LLMConfig, *, fleet: dict[str, Any], **kwargs: Any
+    ) -> None:
+        self._fleet = FleetConfig.model_validate(fleet)
+        self._replica: Replica | None = None
+        await super().__init__(llm_config, **kwargs)
+
+    async def start(self) -> None:
+        """Start the engine and, before Serve sends users here, prove that its weights can be replaced."""
+        await super().start()
+        store = await RedisStore.connect(self._fleet.redis)
+        self._replica = Replica(self._fleet, VllmEngine(self.engine._engine_client), store)
+        await self._replica.start()
+
+    async def check_health(self) -> None:
+        await super().check_health()
+        if self._replica is not None:
+            self._replica.check()
+
+    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        return self._counted(await super().chat(request, raw_request_info))
+
+    async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        return self._counted(await super().completions(request, raw_request_info))
+
+    async def __del__(self) -> None:
+        replica, self._replica = getattr(self, "_replica", None), None
+        if replica is not None:
+            await replica.stop()
+
+    async def _counted(self, stream: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+        """The stream itself; the request holds one of the users' seats until it ends or is given up."""
+        replica = self._replica
+        if replica is None:
+            raise ReplicaUnhealthy("the replica is stopping")
+        replica.user_started()
+        try:
+            async for item in stream:
+                yield item
+        finally:
+            replica.user_finished()
+
+
+def _supervised(name: str, loop: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    task = asyncio.create_task(loop, name=name)
+    task.add_done_callback(_report)
+    return task
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("loop_ended", loop=task.get_name(), error=repr(error))

@@ -1,0 +1,143 @@
+"""The gateway as the ingress of the Ray Serve application: the only HTTP route to an engine."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, HTTPException
+from pydantic import ValidationError
+from ray import serve
+from ray.llm._internal.serve.core.configs.openai_api_models import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    OpenAIHTTPException,
+)
+from ray.llm._internal.serve.core.ingress.ingress import OpenAiIngress
+from ray.serve import Application
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rollout.config import RedisConfig
+from rollout.queue import QueueLimits, RolloutQueue
+from rollout.redis_board import RedisBoard
+from rollout.redis_queue import RedisQueue
+from rollout.redis_store import RedisStore
+from services.api_errors import ApiError, from_validation
+from services.auth import Doorkeeper, resolve_tokens
+from services.config import FleetConfig
+from services.gateway_app import build_app
+from services.gateway_parts import assemble
+from services.tokenizer import HuggingFaceTokenizer
+
+log = structlog.get_logger(__name__)
+
+_OUTAGE_S = 2.0
+
+
+class EngineBackend:
+    """The user routes' way to the engines, through Ray Serve LLM's ingress."""
+
+    def __init__(self, ingress: OpenAiIngress, model_cards: Mapping[str, Any]) -> None:
+        self._ingress = ingress
+        self._cards = {name: card.model_dump(mode="json") for name, card in model_cards.items()}
+
+    def model_cards(self) -> Mapping[str, Mapping[str, Any]]:
+        return self._cards
+
+    async def completions(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
+        return await self._call("completions", CompletionRequest, body, headers)
+
+    async def chat(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
+        return await self._call("chat", ChatCompletionRequest, body, headers)
+
+    async def _call(self, verb: str, kind: Any, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
+        try:
+            typed = kind.model_validate(body)
+            response: Response = await getattr(self._ingress, verb)(typed, _request(headers))
+        except ValidationError as error:
+            raise from_validation(error, 400) from None
+        except OpenAIHTTPException as error:
+            raise _engine_error(error.status_code, error.message) from None
+        except HTTPException as error:
+            raise _engine_error(error.status_code, str(error.detail)) from None
+        return response
+
+
+def _engine_error(status: int, message: str) -> ApiError:
+    return ApiError(status, message, code="engine_refused" if status < 500 else "engine_failed")
+
+
+def _impatient(redis: RedisConfig) -> RedisConfig:
+    """A client is told to come back (503) long before a daemon would give the store up."""
+    return redis.model_copy(update={"outage_s": min(redis.outage_s, _OUTAGE_S)})
+
+
+def _request(headers: Mapping[str, str]) -> Request:
+    """What is left of the user's request for an engine: no header of theirs."""
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": raw})
+
+
+class Gateway(OpenAiIngress):  # type: ignore[misc]
+    """One process that answers all HTTP requests of the fleet."""
+
+    async def __init__(  # type: ignore[misc]
+        self, fleet: FleetConfig, llm_deployments: dict[str, Any], model_cards: dict[str, Any]
+    ) -> None:
+        OpenAiIngress.__init__(self, llm_deployments, model_cards)
+        self._fleet = fleet
+        self._store = await RedisStore.connect(_impatient(fleet.redis), role="gateway")
+        self._durability = self._store.durability()
+        self._board = RedisBoard(self._store)
+        await self._board.register_run(fleet.fleet, fleet.run)
+        self._queues: dict[str, RolloutQueue] = {}
+        limits = fleet.gateway.limits
+        self._queue_limits = QueueLimits(
+            max_depth=limits.max_depth, max_failures=limits.max_failures, retain_s=limits.retain_s
+        )
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called by Ray Serve after the constructor."""
+        parts = assemble(
+            self._fleet,
+            board=self._board,
+            queue=self._queue,
+            backend=EngineBackend(self, self._model_cards),
+            tokenizer=HuggingFaceTokenizer(self._fleet.model.path),
+            durability=self._durability,
+        )
+        log.info("gateway ready", fleet=self._fleet.fleet, run=self._fleet.run, durability=self._durability)
+        return build_app(parts)
+
+    def _queue(self, run: str) -> RolloutQueue:
+        if run not in self._queues:
+            self._queues[run] = RedisQueue(self._store, run, self._queue_limits)
+        return self._queues[run]
+
+
+def deployment(
+    fleet: FleetConfig,
+    llm_deployments: dict[str, Application],
+    model_cards: dict[str, Any],
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> Application:
+    """The bound ingress, one replica of it, whose process gets `environment` too.
+
+    Tokens the config leaves out are taken from this process's environment. Raises ConfigError when the tokens cannot
+    be used, or when Redis has no address.
+    """
+    fleet = _resolved(fleet)
+    most = fleet.gateway.limits.max_user_requests + fleet.gateway.limits.max_streams + 256
+    actor = {"num_cpus": 0, "runtime_env": {"env_vars": dict(environment or {})}}
+    ingress = serve.deployment(
+        serve.ingress()(Gateway), name="Gateway", num_replicas=1, max_ongoing_requests=most, ray_actor_options=actor
+    )
+    return ingress.bind(fleet, llm_deployments, model_cards)
+
+
+def _resolved(fleet: FleetConfig) -> FleetConfig:
+    auth = resolve_tokens(fleet.gateway.auth, os.environ)
+    Doorkeeper(auth)
+    return fleet.model_copy(update={"gateway": fleet.gateway.model_copy(update={"auth": auth})})

@@ -1,0 +1,170 @@
+"""Bounds on what reaches the gateway's routes: body bytes, JSON form, requests in flight."""
+
+import asyncio
+import json
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.api_errors import ApiError, over_limit, retry_after, shown
+
+MAX_JSON_DEPTH = 64
+BODY_READ_S = 30.0
+_OFF_LOOP_BYTES = 65_536
+_HELD = "nightshift.held"
+_INT64 = 1 << 63
+
+
+class BodyLimit:
+    """ASGI middleware: at most `max_bytes` of a request body are read, whatever Content-Length says or omits."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if not declared.isdigit():
+            await self._refuse(ApiError(400, "Content-Length is not a number", code="bad_header"), scope, receive, send)
+            return
+        if int(declared[:20]) > self._max_bytes:
+            await self._refuse(self._too_large(int(declared[:20])), scope, receive, send)
+            return
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._max_bytes:
+                raise self._too_large(seen)
+            return message
+
+        await self._app(scope, counted, send)
+
+    def _too_large(self, size: int) -> ApiError:
+        error = over_limit(413, "body", f"{size} bytes or more", self._max_bytes, "gateway.limits.max_body_bytes")
+        error.headers["Connection"] = "close"
+        return error
+
+    @staticmethod
+    async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        await error.response()(scope, receive, send)
+
+
+class HeldUntilEnd:
+    """ASGI middleware: what a route holds by `hold` is let go when the answer has ended, was cut off or failed."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with ExitStack() as held:
+            scope[_HELD] = held
+            await self._app(scope, receive, send)
+
+
+class InFlight:
+    """Counts what is running and refuses more than `limit`."""
+
+    def __init__(self, what: str, limit: int, knob: str) -> None:
+        self.running = 0
+        self._what = what
+        self._limit = limit
+        self._knob = knob
+
+    def hold(self, request: Request) -> None:
+        """Take a place until this request's answer ends; raises ApiError 429 when there is none."""
+        held: ExitStack = request.scope[_HELD]
+        held.enter_context(self._place())
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        if self.running >= self._limit:
+            message = f"{self.running} {self._what} are running, the limit is {self._limit} ({self._knob})"
+            raise ApiError(429, message, code="too_many_requests", headers={"Retry-After": retry_after(1.0)})
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+
+
+async def read_json(request: Request) -> Any:
+    """The request's body as strict JSON; raises ApiError 400, 408, 413 or 415."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        message = f"Content-Type is {shown(content_type)}; application/json is expected"
+        raise ApiError(415, message, code="wrong_content_type", param="Content-Type")
+    try:
+        async with asyncio.timeout(BODY_READ_S):
+            body = await request.body()
+    except TimeoutError:
+        message = f"body: not complete after {BODY_READ_S:g} s"
+        raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None
+    if len(body) > _OFF_LOOP_BYTES:
+        return await asyncio.to_thread(strict_json, body)
+    return strict_json(body)
+
+
+def strict_json(body: bytes) -> Any:
+    """Parse UTF-8 JSON without NaN, infinities, lone surrogates, huge integers or deep nesting; raises ApiError 400."""
+    try:
+        value = json.loads(body.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite)
+    except UnicodeDecodeError as error:
+        raise _malformed(f"not UTF-8 at byte {error.start}") from None
+    except RecursionError:
+        raise _malformed(f"nested deeper than {MAX_JSON_DEPTH} levels") from None
+    except ValueError as error:
+        raise _malformed(str(error)) from None
+    _check_tree(value)
+    return value
+
+
+def _check_tree(root: Any) -> None:
+    layer, depth = [root], 0
+    while layer:
+        depth += 1
+        if depth > MAX_JSON_DEPTH:
+            raise _malformed(f"nested deeper than {MAX_JSON_DEPTH} levels")
+        below: list[Any] = []
+        for value in layer:
+            if isinstance(value, dict):
+                below += value.keys()
+                below += value.values()
+            elif isinstance(value, list):
+                below += value
+            elif isinstance(value, str):
+                _check_text(value)
+            elif isinstance(value, int) and not -_INT64 <= value < _INT64:
+                raise _malformed(f"the integer {shown(value)} does not fit in 64 bits")
+        layer = below
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise _malformed(f"a string holds a lone surrogate at position {error.start}") from None
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON; numbers must be finite")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {shown(text)} is not finite")
+    return number
+
+
+def _malformed(what: str) -> ApiError:
+    return ApiError(400, f"body: malformed JSON: {what}", code="malformed_json")

@@ -1,0 +1,163 @@
+"""What users feel, measured where they are answered, and the Prometheus page of the whole fleet."""
+
+import time
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rollout.board import Heartbeat
+from rollout.queue import Ledger, QueueStats
+
+_WINDOW = 1024
+_LEFT, _FAILED = 499, 500
+_TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_TPOT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
+_DURATION_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Of the newest observations, seconds; None before the first."""
+
+    count: int
+    p50: float | None
+    p95: float | None
+
+
+def quantiles(values: Sequence[float]) -> Quantiles:
+    """Nearest-rank median and 95th percentile."""
+    ranked = sorted(values)
+    if not ranked:
+        return Quantiles(0, None, None)
+    return Quantiles(len(ranked), *(ranked[min(len(ranked) - 1, int(q * len(ranked)))] for q in (0.5, 0.95)))
+
+
+class UserLatency:
+    """Time to first token (TTFT) and time per output token (TPOT) of streamed answers, duration of all."""
+
+    def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._ttft: deque[float] = deque(maxlen=_WINDOW)
+        self._tpot: deque[float] = deque(maxlen=_WINDOW)
+        names: Any = {"registry": registry, "namespace": "nightshift", "subsystem": "user"}
+        self._ttft_seconds = Histogram("ttft_seconds", "Time to first token.", buckets=_TTFT_BUCKETS, **names)
+        self._tpot_seconds = Histogram("tpot_seconds", "Time per output token.", buckets=_TPOT_BUCKETS, **names)
+        self._duration = Histogram("duration_seconds", "Whole answers.", buckets=_DURATION_BUCKETS, **names)
+        self._requests = Counter("requests", "Answered user requests.", ["status"], **names)
+
+    @property
+    def ttft(self) -> Quantiles:
+        return quantiles(self._ttft)
+
+    @property
+    def tpot(self) -> Quantiles:
+        return quantiles(self._tpot)
+
+    def now(self) -> float:
+        return self._clock()
+
+    def answered(self, started: float, status: int) -> None:
+        """A whole answer was ready."""
+        self._requests.labels(str(status)).inc()
+        self._duration.observe(self._clock() - started)
+
+    async def streamed(self, chunks: AsyncIterable[str | bytes | memoryview], started: float) -> AsyncIterator[bytes]:
+        """Pass a server-sent event stream on and time it; every data event counts as one token.
+
+        A stream that its client left is counted as 499, one that failed as 500.
+        """
+        first = last = None
+        events, status = 0, _LEFT
+        try:
+            async for chunk in chunks:
+                data = chunk.encode() if isinstance(chunk, str) else bytes(chunk)
+                if b'data: {"error"' in data:
+                    status = _FAILED
+                found = data.count(b"data: ") - data.count(b"data: [DONE]")
+                if found > 0 and status != _FAILED:
+                    last = self._clock()
+                    events += found
+                    first = self._first_token(last, started) if first is None else first
+                yield data
+            status = 200 if status == _LEFT else status
+        except Exception:
+            status = _FAILED
+            raise
+        finally:
+            if first is not None and last is not None and events > 1:
+                self._tpot.append((last - first) / (events - 1))
+                self._tpot_seconds.observe((last - first) / (events - 1))
+            self.answered(started, status)
+
+    def _first_token(self, at: float, started: float) -> float:
+        self._ttft.append(at - started)
+        self._ttft_seconds.observe(at - started)
+        return at
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSnapshot:
+    """What the board and the queues said at one moment."""
+
+    replicas: Sequence[Heartbeat]
+    seen_replicas: int
+    current_version: int
+    ledgers: Mapping[str, Ledger]
+    stats: Mapping[str, QueueStats]
+
+
+LEDGER_FIELDS = ("accepted", "trained", "delivered", "filtered", "stale", "dead", "cancelled", "pending", "balance")
+
+
+class SnapshotCollector(Collector):
+    """One scrape's worth of fleet figures."""
+
+    def __init__(self, snapshot: FleetSnapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._fleet()
+        yield from self._replicas()
+        yield from self._queues()
+
+    def _fleet(self) -> Iterator[Metric]:
+        snapshot = self._snapshot
+        yield GaugeMetricFamily("nightshift_replicas", "Replicas alive.", len(snapshot.replicas))
+        yield GaugeMetricFamily("nightshift_replicas_seen", "Replicas ever seen.", snapshot.seen_replicas)
+        yield GaugeMetricFamily("nightshift_current_version", "Version published last.", snapshot.current_version)
+
+    def _replicas(self) -> Iterator[Metric]:
+        seats = GaugeMetricFamily("nightshift_seats", "Seats by use.", labels=["replica", "use"])
+        version = GaugeMetricFamily("nightshift_replica_version", "Verified version.", labels=["replica", "state"])
+        tokens = GaugeMetricFamily("nightshift_replica_rollout_tokens", "Generated.", labels=["replica"])
+        for beat in self._snapshot.replicas:
+            held = (("total", beat.seats_total), ("users", beat.seats_users), ("rollouts", beat.seats_rollouts))
+            for use, number in held:
+                seats.add_metric([beat.replica, use], number)
+            version.add_metric([beat.replica, beat.state.value], beat.version)
+            tokens.add_metric([beat.replica], beat.rollout_tokens)
+        yield from (seats, version, tokens)
+
+    def _queues(self) -> Iterator[Metric]:
+        ledger = GaugeMetricFamily("nightshift_groups", "The ledger, in groups.", labels=["run", "state"])
+        for run, entry in self._snapshot.ledgers.items():
+            for state in LEDGER_FIELDS:
+                ledger.add_metric([run, state], getattr(entry, state))
+        depth = GaugeMetricFamily("nightshift_queue_depth", "Groups waiting.", labels=["run", "purpose", "state"])
+        for run, stats in self._snapshot.stats.items():
+            for state, counts in (("queued", stats.queued), ("leased", stats.leased)):
+                for purpose, number in counts.items():
+                    depth.add_metric([run, purpose.value, state], number)
+        yield from (ledger, depth)
+
+
+def render(registry: CollectorRegistry, snapshot: FleetSnapshot) -> bytes:
+    """Prometheus text of the gateway's own figures and the snapshot's."""
+    scrape = CollectorRegistry()
+    scrape.register(SnapshotCollector(snapshot))
+    return generate_latest(registry) + generate_latest(scrape)

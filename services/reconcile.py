@@ -1,0 +1,271 @@
+"""The loop that keeps a replica's weights at the version its fleet's run calls current.
+
+    invitation of an epoch --ack, membership--> receive (or read the receiver's copy) --\\
+    weights:current differs --------------------> read the artefact ---------------------> swap -> canary -> verified
+                                                                                                       \\-> STALE
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from rollout.board import AppliedPush, Board, CurrentVersion, Invitation, Membership, PushPath, ReplicaState
+from rollout.errors import NightshiftError, StoreUnavailable, WeightsError
+from rollout.weights import MANIFEST, WeightManifest, read_manifest, verify_buckets
+from services import collective
+from services.config import PushConfig
+from services.staging import Staging
+from services.swap import EngineBroken, WeightSwap
+
+_ATTEMPTS = 3
+"""Times one version may fail its check before the replica waits for the next."""
+_KEPT_PUSHES = 8
+_OUTAGE_WAIT_S = 1.0
+_STEP_S = 0.01
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Weights that lie on this host, complete and digested, ready to be swapped in."""
+
+    run: str
+    manifest: WeightManifest
+    directory: Path
+    artefact: Path
+    path: PushPath
+    epoch: int | None
+    receive_s: float
+
+
+class Reconciler:
+    """Follows the run attached to the fleet; `version` is the verified one in use (0: the model as loaded)."""
+
+    def __init__(
+        self,
+        *,
+        fleet: str,
+        replica: str,
+        host: str,
+        board: Board,
+        swap: WeightSwap,
+        staging: Staging,
+        config: PushConfig,
+        max_lag: int,
+        on_untrusted: Callable[[str], None],
+    ) -> None:
+        self._fleet = fleet
+        self._replica = replica
+        self._host = host
+        self._board = board
+        self._swap = swap
+        self._staging = staging
+        self._config = config
+        self._max_lag = max_lag
+        self._on_untrusted = on_untrusted
+        self._tokens: dict[str, int] = {}
+        self._last_epoch = 0
+        self._failures: dict[tuple[str, int, str], int] = {}
+        self._target: CurrentVersion | None = None
+        self._caught_up = False
+        self._trusted = True
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self.run_name: str | None = None
+        """Run whose weights are in use; None for the model as loaded."""
+        self.version = 0
+        self.detail = "not compared with the current version yet"
+        self.news = asyncio.Event()
+        """Set when a delivery ended, for a heartbeat that does not wait its turn."""
+        self.pushes: deque[AppliedPush] = deque(maxlen=_KEPT_PUSHES)
+
+    @property
+    def state(self) -> ReplicaState:
+        if self._swap.broken:
+            return ReplicaState.SUSPECT
+        if self._caught_up and self._trusted and self.lag <= self._max_lag:
+            return ReplicaState.HEALTHY
+        return ReplicaState.STALE
+
+    @property
+    def lag(self) -> int:
+        """Versions behind the current one."""
+        return max(0, self._target.version - self.version) if self._target else 0
+
+    async def settled(self) -> None:
+        """Returns when no swap and no check is running."""
+        await self._settled.wait()
+
+    async def run(self) -> None:
+        """Compare and catch up until cancelled. Raises EngineBroken: then only a restart of the replica helps."""
+        while True:
+            try:
+                await self.step()
+                await asyncio.sleep(self._config.poll_s)
+            except EngineBroken:
+                raise
+            except StoreUnavailable as error:
+                _log.warning("board_unavailable", error=str(error))
+                await asyncio.sleep(_OUTAGE_WAIT_S)
+            except NightshiftError as error:
+                self.detail = str(error)
+                _log.warning("reconcile_failed", error=str(error))
+                await asyncio.sleep(_OUTAGE_WAIT_S)
+
+    async def step(self) -> None:
+        """One look at the board, and the one delivery it calls for."""
+        run = await self._board.attached_run(self._fleet)
+        if run is None:
+            self._in_step()
+            return
+        invitation = await self._board.invitation(self._fleet) if self._config.collective else None
+        if invitation is not None and self._wanted(invitation, run):
+            await self._join(invitation)
+        self._target = await self._board.current(run)
+        if self._target is None or self._has(run, self._target.version):
+            self._in_step()
+        elif self._newest_token(run, self._target.fencing_token) and self._tries_left(
+            run, self._target.version, self._target.digest
+        ):
+            await self._deliver(await asyncio.to_thread(self._read_artefact, run, self._target))
+
+    def _has(self, run: str, version: int) -> bool:
+        return self._trusted and (self.run_name, self.version) == (run, version)
+
+    def _in_step(self) -> None:
+        if self._trusted:
+            self._caught_up, self.detail = True, ""
+
+    def _newest_token(self, run: str, token: int) -> bool:
+        """Whether the writer is not an older one than seen before; remembers the newest."""
+        newest = max(self._tokens.get(run, 0), token)
+        self._tokens[run] = newest
+        return token == newest
+
+    def _tries_left(self, run: str, version: int, digest: str) -> bool:
+        # the version belongs to it: weights that no step changed are published again under the digest they had
+        return self._failures.get((run, version, digest), 0) < _ATTEMPTS
+
+    def _wanted(self, invitation: Invitation, run: str) -> bool:
+        return (
+            invitation.run == run
+            and invitation.epoch > self._last_epoch
+            and not self._has(run, invitation.version)
+            and (self.run_name != run or invitation.version > self.version)
+            and self._newest_token(run, invitation.fencing_token)
+            and self._tries_left(run, invitation.version, invitation.digest)
+        )
+
+    async def _join(self, invitation: Invitation) -> None:
+        """Take part in one epoch; whatever goes wrong is left to the artefact."""
+        self._last_epoch = invitation.epoch
+        try:
+            delivery = await self._receive(invitation)
+        except (WeightsError, OSError) as error:
+            _log.warning("epoch_failed", epoch=invitation.epoch, version=invitation.version, error=str(error))
+            return
+        if delivery is not None:
+            await self._deliver(delivery)
+
+    async def _receive(self, invitation: Invitation) -> Delivery | None:
+        """None when this replica came too late for the epoch."""
+        artefact = Path(invitation.directory)
+        manifest = await asyncio.to_thread(read_manifest, artefact)
+        _agree(manifest, invitation.version, invitation.digest, invitation.fencing_token)
+        await self._board.ack(self._fleet, invitation.epoch, self._replica, self._host)
+        if (membership := await self._membership(invitation)) is None:
+            return None
+        started = time.monotonic()
+        if rank := membership.ranks.get(self._replica):
+            name = self._staging.of(self._replica, invitation.version, invitation.epoch).name
+            directory = await asyncio.to_thread(self._staging.open, name, manifest.num_bytes)
+            size = len(membership.ranks) + 1
+            await asyncio.to_thread(
+                collective.receive, invitation, rank=rank, size=size, manifest=manifest, directory=directory
+            )
+        elif receiver := membership.followers.get(self._replica):
+            directory = self._staging.of(receiver, invitation.version, invitation.epoch)
+            await self._await_copy(directory, invitation)
+            await asyncio.to_thread(verify_buckets, directory, manifest)
+        else:
+            return None
+        receive_s = time.monotonic() - started
+        return Delivery(invitation.run, manifest, directory, artefact, PushPath.COLLECTIVE, invitation.epoch, receive_s)
+
+    async def _membership(self, invitation: Invitation) -> Membership | None:
+        until = time.monotonic() + invitation.form_timeout_s
+        while time.monotonic() < until:
+            if found := await self._board.membership(self._fleet, invitation.epoch):
+                return found
+            await asyncio.sleep(_STEP_S)
+        return None
+
+    async def _await_copy(self, directory: Path, invitation: Invitation) -> None:
+        """Until the receiver of this host has sealed its copy."""
+        until = time.monotonic() + invitation.form_timeout_s + invitation.op_timeout_s
+        while not (directory / MANIFEST).exists():
+            if time.monotonic() > until:
+                raise WeightsError(f"the receiver of this host did not finish {directory}")
+            await asyncio.sleep(_STEP_S)
+
+    def _read_artefact(self, run: str, current: CurrentVersion) -> Delivery:
+        """Raises WeightsError when the artefact is missing, damaged or another one than the pointer means."""
+        started = time.monotonic()
+        directory = Path(current.directory)
+        manifest = read_manifest(directory)
+        _agree(manifest, current.version, current.digest, current.fencing_token)
+        verify_buckets(directory, manifest)
+        return Delivery(run, manifest, directory, directory, PushPath.ARTEFACT, None, time.monotonic() - started)
+
+    async def _deliver(self, delivery: Delivery) -> None:
+        """Swap the weights in and check what the engine computes with them."""
+        manifest = delivery.manifest
+        key = (delivery.run, manifest.version, manifest.digest)
+        self._settled.clear()
+        verified = False
+        try:
+            pause_s = await self._swap.load(delivery.directory, version=manifest.version, fallback=delivery.artefact)
+            gap = await self._swap.gap(manifest.canary)
+            verified = self._conclude(delivery, pause_s, gap)
+        finally:
+            self._trusted = verified
+            self._failures = {} if verified else {key: self._failures.get(key, 0) + 1}
+            if not verified:
+                self._on_untrusted(f"version {manifest.version} is not verified")
+            self._settled.set()
+            self.news.set()
+
+    def _conclude(self, delivery: Delivery, pause_s: float, gap: float) -> bool:
+        version, verified = delivery.manifest.version, gap <= self._config.canary_tolerance
+        self.pushes.append(
+            AppliedPush(
+                version=version,
+                path=delivery.path,
+                epoch=delivery.epoch,
+                receive_s=delivery.receive_s,
+                pause_s=pause_s,
+                canary_gap=gap,
+                verified=verified,
+                applied_at=time.time(),
+            )
+        )
+        if verified:
+            self.run_name, self.version, self.detail = delivery.run, version, ""
+            _log.info("version_applied", version=version, path=delivery.path.value, pause_s=pause_s, gap=gap)
+        else:
+            self.detail = f"version {version}: canary gap {gap:.4g}, tolerance {self._config.canary_tolerance}"
+            _log.error("version_not_verified", version=version, gap=gap, tolerance=self._config.canary_tolerance)
+        return verified
+
+
+def _agree(manifest: WeightManifest, version: int, digest: str, fencing_token: int) -> None:
+    """The manifest is the one that was announced. Raises WeightsError."""
+    found = (manifest.version, manifest.digest, manifest.fencing_token)
+    if found != (version, digest, fencing_token):
+        raise WeightsError(f"announced version {version} of digest {digest}, found {found[0]} of {found[1]}")

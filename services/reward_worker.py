@@ -1,0 +1,71 @@
+"""The process that runs reward functions: `python -m services.reward_worker`, JSON lines in and out.
+
+It starts from a fresh interpreter, so the operator's code sees no engine state, and it is killed from outside when a
+call runs over its limit. One line in: {"function": path, "samples": [..]}; one line out first when the
+function is imported, then one for each sample, in order.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
+
+from rollout.rewards import RewardFunction, RewardInput, reward_of
+
+_PR_SET_PDEATHSIG = 1
+
+
+def answer(line: str) -> Iterator[dict[str, Any]]:
+    """The replies to one request line."""
+    job = json.loads(line)
+    try:
+        function = load(job["function"])
+    except Exception as error:
+        yield {"error": f"cannot import {job['function']}: {error!r}"}
+        return
+    yield {"loaded": job["function"]}
+    for sample in job["samples"]:
+        yield score(function, {**sample, "response_ids": tuple(sample["response_ids"])})
+
+
+def load(path: str) -> RewardFunction:
+    """The function behind `module:function`."""
+    module, _, name = path.partition(":")
+    function: RewardFunction = getattr(importlib.import_module(module), name)
+    if not callable(function):
+        raise TypeError(f"{path} is not callable")
+    return function
+
+
+def score(function: RewardFunction, sample: Mapping[str, Any]) -> dict[str, Any]:
+    """One reply: the reward and its breakdown, or the error as text."""
+    try:
+        reward = reward_of(function(RewardInput(**sample)))
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"reward": reward.value, "breakdown": dict(reward.breakdown)}
+
+
+def serve(requests: TextIO, replies: TextIO) -> None:
+    """Answer until the other end closes."""
+    for line in requests:
+        for reply in answer(line):
+            replies.write(json.dumps(reply) + "\n")
+            replies.flush()
+
+
+def main() -> None:
+    if sys.platform == "linux":  # a hanging function must not outlive a killed engine
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a function prints goes to the log, not into the protocol
+    serve(sys.stdin, replies)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Where weights wait between arriving and being loaded: shared memory by default, one directory a replica process.
+
+<root>/nightshift-<uid>/<replica>/v00000007-e3/     manifest.json is written last
+                                  in-use            locked while its replica lives
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from rollout.errors import WeightsError
+from rollout.weights import MANIFEST, WeightManifest
+
+_HEADROOM = 1.1
+_IN_USE = "in-use"
+_SWEEP = ".sweep"
+
+
+class Staging:
+    """One replica's part of the staging directory; holds at most one version at a time."""
+
+    def __init__(self, root: Path, replica: str) -> None:
+        self._base = root / f"nightshift-{os.getuid()}"
+        self._own = self._base / replica
+        self._in_use: IO[str] | None = None
+
+    def prepare(self) -> None:
+        """Make the directory, private to the user, and sweep what replicas of this host that are gone left behind."""
+        self._base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _sole_sweeper(self._base):
+            for left in self._base.iterdir():
+                if self._of_this_host(left) and not _in_use(left):
+                    shutil.rmtree(left, ignore_errors=True)
+            self._own.mkdir(mode=0o700, exist_ok=True)
+            self._in_use = (self._own / _IN_USE).open("w")
+            fcntl.flock(self._in_use, fcntl.LOCK_EX)
+
+    def open(self, name: str, num_bytes: int) -> Path:
+        """A fresh directory in place of the one before; raises WeightsError when there is no room for `num_bytes`."""
+        for old in self._own.iterdir():
+            if old.name != _IN_USE:
+                shutil.rmtree(old)
+        free = shutil.disk_usage(self._own).free
+        if free < num_bytes * _HEADROOM:
+            raise WeightsError(
+                f"push.staging_dir={self._base.parent} has {free} bytes free, a version takes {num_bytes}"
+            )
+        directory = self._own / name
+        directory.mkdir(mode=0o700)
+        return directory
+
+    def of(self, replica: str, version: int, epoch: int) -> Path:
+        """Where a replica of this host stages what it received in an epoch."""
+        return self._base / replica / f"v{version:08d}-e{epoch}"
+
+    def close(self) -> None:
+        shutil.rmtree(self._own, ignore_errors=True)
+        if self._in_use is not None:
+            self._in_use.close()
+
+    def _of_this_host(self, directory: Path) -> bool:
+        host = _host_of(directory.name)
+        return host is not None and host == _host_of(self._own.name) and directory != self._own
+
+
+def copy_side_files(source: Path, target: Path, manifest: WeightManifest) -> None:
+    """Config and tokenizer of a version: everything but its buckets and its manifest."""
+    buckets = {b.file for b in manifest.buckets}
+    for file in source.iterdir():
+        if file.is_file() and file.name not in buckets and file.name != MANIFEST:
+            shutil.copyfile(file, target / file.name)
+
+
+def seal(directory: Path, manifest: WeightManifest) -> None:
+    """Write the manifest, at once and last: from here on the directory exists for readers."""
+    partial = directory / f".{MANIFEST}"
+    partial.write_text(manifest.to_json())
+    partial.rename(directory / MANIFEST)
+
+
+def replica_name(host: str, pid: int, nonce: str) -> str:
+    """Unique per process incarnation."""
+    return f"{host}-{pid}-{nonce}"
+
+
+def _host_of(replica: str) -> str | None:
+    """None for what is not the name of a replica."""
+    parts = replica.rsplit("-", 2)
+    return parts[0] if len(parts) == 3 and parts[1].isdigit() else None
+
+
+@contextmanager
+def _sole_sweeper(base: Path) -> Iterator[None]:
+    """No one sweeps a directory between its making and its locking."""
+    with (base / _SWEEP).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _in_use(directory: Path) -> bool:
+    """Whether a living process holds it; a process number would mean nothing in another container."""
+    try:
+        with (directory / _IN_USE).open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:  # locked, or nothing is known of it
+        return True
+    return False

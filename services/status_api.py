@@ -1,0 +1,123 @@
+"""How the fleet is: /v1/status and /metrics for administrators, /healthz for anybody."""
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import JSONResponse, Response
+
+from rollout.board import Heartbeat, ReplicaState
+from rollout.errors import StoreUnavailable
+from services.auth import Role
+from services.gateway_parts import GatewayParts
+from services.metrics import LEDGER_FIELDS, FleetSnapshot, Quantiles, render
+from services.openapi import ERRORS, Answers, needs
+
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+_ANSWERING = frozenset({ReplicaState.HEALTHY, ReplicaState.STALE, ReplicaState.SUSPECT})
+
+
+class StatusApi:
+    """Routes that tell how things are."""
+
+    def __init__(self, parts: GatewayParts) -> None:
+        self._parts = parts
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["operation"])
+        guard = [needs(self._parts.doorkeeper, Role.ADMIN)]
+        router.get("/v1/status", dependencies=guard, responses=ERRORS)(self.status)
+        page: Answers = {
+            200: {"description": "Prometheus text.", "content": {PROMETHEUS: {"schema": {"type": "string"}}}}
+        }
+        router.get("/metrics", dependencies=guard, response_class=Response, responses={**ERRORS, **page})(self.metrics)
+        sick: Answers = {503: {"description": "The store does not answer, or no replica is ready."}}
+        router.get("/healthz", responses=sick)(self.healthz)
+        return router
+
+    async def status(self) -> dict[str, Any]:
+        """Replicas, seats, versions, depths, the ledger, users' latency, and what a 202 is worth."""
+        snapshot = await self._snapshot()
+        fleet = self._parts.fleet
+        return {
+            "fleet": fleet.fleet,
+            "model": fleet.model.name,
+            "run": fleet.run,
+            "attached_run": await self._parts.board.attached_run(fleet.fleet),
+            "durability": self._parts.durability,
+            "current_version": snapshot.current_version,
+            "replicas": [_replica(beat) for beat in snapshot.replicas],
+            "replicas_seen": snapshot.seen_replicas,
+            "seats": _seats(snapshot),
+            "runs": {run: _run(snapshot, run) for run in snapshot.ledgers},
+            "users": {
+                "in_flight": self._parts.users.running,
+                "ttft_ms": _milliseconds(self._parts.latency.ttft),
+                "tpot_ms": _milliseconds(self._parts.latency.tpot),
+            },
+            "streams": self._parts.streams.running,
+            "at": time.time(),
+        }
+
+    async def metrics(self) -> Response:
+        """The same figures for Prometheus."""
+        return Response(render(self._parts.registry, await self._snapshot()), media_type=PROMETHEUS)
+
+    async def healthz(self) -> Response:
+        """200 while the store answers and a replica is ready for users."""
+        try:
+            replicas = await self._parts.board.replicas(self._parts.fleet.fleet)
+        except StoreUnavailable:
+            return JSONResponse({"status": "store unavailable"}, 503)
+        ready = sum(beat.state in _ANSWERING for beat in replicas)
+        return JSONResponse({"status": "ok" if ready else "no replica ready"}, 200 if ready else 503)
+
+    async def _snapshot(self) -> FleetSnapshot:
+        parts, fleet = self._parts, self._parts.fleet
+        attached = await parts.board.attached_run(fleet.fleet)
+        runs = sorted({fleet.run, *await parts.board.runs(fleet.fleet)})
+        current = await parts.board.current(attached or fleet.run)
+        return FleetSnapshot(
+            replicas=await parts.board.replicas(fleet.fleet),
+            seen_replicas=await parts.board.seen_replicas(fleet.fleet),
+            current_version=current.version if current else 0,
+            ledgers={run: await parts.queue(run).ledger() for run in runs},
+            stats={run: await parts.queue(run).stats() for run in runs},
+        )
+
+
+def _replica(beat: Heartbeat) -> dict[str, Any]:
+    return {**asdict(beat), "state": beat.state.value}
+
+
+def _seats(snapshot: FleetSnapshot) -> dict[str, int]:
+    total = sum(beat.seats_total for beat in snapshot.replicas)
+    users = sum(beat.seats_users for beat in snapshot.replicas)
+    rollouts = sum(beat.seats_rollouts for beat in snapshot.replicas)
+    return {"total": total, "users": users, "rollouts": rollouts, "free": total - users - rollouts}
+
+
+def _run(snapshot: FleetSnapshot, run: str) -> dict[str, Any]:
+    ledger, stats = snapshot.ledgers[run], snapshot.stats[run]
+    return {
+        "ledger": {
+            **{field: getattr(ledger, field) for field in LEDGER_FIELDS},
+            "queued": ledger.queued,
+            "leased": ledger.leased,
+            "experience": ledger.experience,
+        },
+        "depths": {
+            "queued": {purpose.value: number for purpose, number in stats.queued.items()},
+            "leased": {purpose.value: number for purpose, number in stats.leased.items()},
+            "experience": stats.experience,
+            "dead": stats.dead,
+        },
+    }
+
+
+def _milliseconds(measured: Quantiles) -> dict[str, float | int | None]:
+    def scaled(seconds: float | None) -> float | None:
+        return None if seconds is None else round(seconds * 1000, 3)
+
+    return {"count": measured.count, "p50": scaled(measured.p50), "p95": scaled(measured.p95)}

@@ -1,0 +1,114 @@
+"""Putting weights into a running engine, and asking the engine what it computes with them."""
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from rollout.errors import NightshiftError
+from rollout.weights import Canary
+
+_log = structlog.get_logger(__name__)
+
+NO_GAP = 1e9
+"""Stands for a gap that is not a finite number, or not known."""
+
+
+class EngineBroken(NightshiftError, RuntimeError):
+    """The engine is paused with weights that cannot be used; only a restart helps."""
+
+
+class Engine(Protocol):
+    """What a swap needs of an engine."""
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None: ...
+
+    async def set_version(self, version: int) -> None: ...
+
+    async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]: ...
+
+
+class WeightSwap:
+    """pause(keep) -> reload -> label -> resume, within a watchdog; one at a time."""
+
+    def __init__(self, engine: Engine, *, watchdog_s: float, refresh_tied_head: bool = True) -> None:
+        self._engine = engine
+        self._watchdog_s = watchdog_s
+        self._refresh_tied_head = refresh_tied_head
+        self.broken = ""
+        """Why the engine must be replaced; empty while it is well."""
+
+    async def load(self, directory: Path, *, version: int, fallback: Path | None = None) -> float:
+        """Load a directory, or `fallback` where that fails; returns how long generation stood still, in seconds.
+
+        Raises EngineBroken, and sets `broken`, when neither loads or the watchdog runs out. A load that takes too long
+        is not cancelled: nothing may come between the workers and their reply.
+        """
+        if self.broken:
+            raise EngineBroken(self.broken)
+        started = time.monotonic()
+        loading = asyncio.create_task(self._load(directory, version, fallback))
+        done, _ = await asyncio.wait({loading}, timeout=self._watchdog_s)
+        if not done:
+            self._break(f"generation stood still for more than push.watchdog_s={self._watchdog_s}")
+        if error := loading.exception():
+            self._break(f"no usable weights: {error!r}")
+        return time.monotonic() - started
+
+    async def gap(self, canary: Canary) -> float:
+        """Mean absolute difference between what the engine computes and what it should, in nats.
+
+        NO_GAP when the engine does not answer within the watchdog's time.
+        """
+        scoring = asyncio.create_task(self.scores(canary.token_ids))
+        try:
+            # not `timeout`: that would wait for the end of a cancellation, which an engine that hangs may never reach
+            done, _ = await asyncio.wait({scoring}, timeout=self._watchdog_s)
+        finally:
+            scoring.cancel()
+        if not done:
+            _log.error("canary_not_answered", watchdog_s=self._watchdog_s)
+            return NO_GAP
+        return mean_gap(scoring.result(), canary.logprobs)
+
+    async def scores(self, token_ids: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
+        """What the engine computes for each sequence, as `Canary.logprobs`."""
+        return tuple(await asyncio.gather(*(self._engine.score(ids) for ids in token_ids)))
+
+    async def _load(self, directory: Path, version: int, fallback: Path | None) -> None:
+        await self._engine.pause()
+        try:
+            await self._engine.reload(directory, refresh_tied_head=self._refresh_tied_head)
+        except Exception as error:
+            if fallback is None or fallback == directory:
+                raise
+            # a half-done reload leaves layers without storage, so the engine stays paused until one succeeds
+            _log.warning("reload_failed", directory=str(directory), error=repr(error), fallback=str(fallback))
+            await self._engine.reload(fallback, refresh_tied_head=self._refresh_tied_head)
+        await self._engine.set_version(version)
+        await self._engine.resume()
+
+    def _break(self, reason: str) -> None:
+        self.broken = reason
+        raise EngineBroken(reason)
+
+
+def mean_gap(found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> float:
+    """Mean absolute difference over all tokens; NO_GAP when lengths differ, nothing is there or it is not finite.
+
+    >>> mean_gap([[-1.0, -2.0]], [[-1.0, -2.5]])
+    0.25
+    """
+    if [len(f) for f in found] != [len(e) for e in expected]:
+        return NO_GAP
+    gaps = [abs(f - e) for fs, es in zip(found, expected, strict=True) for f, e in zip(fs, es, strict=True)]
+    gap = sum(gaps) / len(gaps) if gaps else math.nan
+    return gap if math.isfinite(gap) else NO_GAP

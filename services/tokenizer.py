@@ -1,0 +1,102 @@
+"""Prompts to token ids at the gateway, as the engines would do it."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from services.api_errors import ApiError, shown
+
+
+@dataclass(frozen=True, slots=True)
+class TokenisedPrompt:
+    """A prompt as the engine and as the reward function see it."""
+
+    ids: tuple[int, ...]
+    text: str
+
+
+class PromptTokenizer(Protocol):
+    """Blocking; every method raises ValueError when the input cannot be tokenised."""
+
+    vocab_size: int
+
+    def text(self, prompt: str) -> TokenisedPrompt: ...
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> TokenisedPrompt: ...
+
+    def token_ids(self, ids: Sequence[int]) -> TokenisedPrompt: ...
+
+
+class HuggingFaceTokenizer:
+    """The tokenizer of a local model directory."""
+
+    def __init__(self, directory: Path) -> None:
+        from transformers import AutoTokenizer  # seconds of import, only where prompts are tokenised
+
+        self._tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        declared = json.loads((directory / "config.json").read_text()).get("vocab_size", 0)
+        self.vocab_size = max(int(declared), len(self._tokenizer))
+
+    def text(self, prompt: str) -> TokenisedPrompt:
+        """With the special tokens that vLLM adds to prompts of /v1/completions."""
+        return TokenisedPrompt(tuple(self._tokenizer(prompt, add_special_tokens=True)["input_ids"]), prompt)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> TokenisedPrompt:
+        """`options` are further arguments of the chat template."""
+        if not self._tokenizer.chat_template:
+            raise ValueError("the model's tokenizer has no chat template; send text or token ids instead")
+        arguments = {"add_generation_prompt": True, **options}
+        try:
+            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, **arguments)
+        except Exception as error:  # templates are programs of the model's author and raise what they like
+            raise ValueError(f"the chat template refused the messages: {error}") from error
+        return TokenisedPrompt(tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]), text)
+
+    def token_ids(self, ids: Sequence[int]) -> TokenisedPrompt:
+        return TokenisedPrompt(tuple(ids), self._tokenizer.decode(list(ids)))
+
+
+class PromptReader:
+    """Tokenises off the event loop, one prompt list after the other."""
+
+    def __init__(self, tokenizer: PromptTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+
+    async def read(
+        self, prompts: Sequence[Any], *, field: str, status: int, options: Mapping[str, Any] | None = None
+    ) -> list[TokenisedPrompt]:
+        """One result per prompt; raises ApiError naming the prompt: 400 for the template's refusals, else `status`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._worker, self._read_all, prompts, field, status, options or {})
+
+    def close(self) -> None:
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    def _read_all(
+        self, prompts: Sequence[Any], field: str, status: int, options: Mapping[str, Any]
+    ) -> list[TokenisedPrompt]:
+        several = len(prompts) > 1
+        return [self._read(p, f"{field}.{i}" if several else field, status, options) for i, p in enumerate(prompts)]
+
+    def _read(self, prompt: Any, field: str, status: int, options: Mapping[str, Any]) -> TokenisedPrompt:
+        if isinstance(prompt, list) and isinstance(prompt[0], int):
+            return self._read_ids(prompt, field, status)
+        try:
+            read = self._tokenizer.text(prompt) if isinstance(prompt, str) else self._tokenizer.chat(prompt, options)
+        except ValueError as error:
+            raise ApiError(400, f"{field}: {error}", code="untokenisable", param=field) from error
+        if not read.ids:
+            raise ApiError(status, f"{field}: {shown(prompt)} has no tokens", code="empty_prompt", param=field)
+        return read
+
+    def _read_ids(self, ids: list[int], field: str, status: int) -> TokenisedPrompt:
+        highest, vocab = max(ids), self._tokenizer.vocab_size
+        if highest >= vocab:
+            message = f"{field}: token id {highest} is not below the model's vocabulary size of {vocab}"
+            raise ApiError(status, message, code="over_limit", param=field)
+        return self._tokenizer.token_ids(ids)

@@ -1,0 +1,160 @@
+"""The OpenAI routes: users' requests are checked here, lose what could harm others, and go to the engines."""
+
+import uuid
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from pydantic import ValidationError
+from starlette.responses import Response, StreamingResponse
+
+from services.api_errors import ApiError, from_validation, over_limit, shown
+from services.auth import Role
+from services.gateway_parts import GatewayParts
+from services.limits import read_json
+from services.openapi import ERRORS, Answers, body_of, needs
+from services.submissions import check_context
+from services.user_schemas import DROPPED, ChatBody, CompletionBody
+
+_STREAM: dict[str, Any] = {"text/event-stream": {}}
+_ANSWER: Answers = {
+    200: {"description": "An OpenAI object, or its chunks.", "content": {"application/json": {}, **_STREAM}}
+}
+
+
+class UserApi:
+    """Routes of the user role."""
+
+    def __init__(self, parts: GatewayParts) -> None:
+        self._parts = parts
+        self._limits = parts.fleet.gateway.limits
+
+    def router(self) -> APIRouter:
+        router = APIRouter(prefix="/v1", tags=["users"], dependencies=[needs(self._parts.doorkeeper, Role.USER)])
+        router.get("/models", responses=ERRORS)(self.models)
+        router.get("/models/{model:path}", responses=ERRORS)(self.model)
+        router.post("/completions", responses={**_ANSWER, **ERRORS}, openapi_extra=body_of(CompletionBody))(
+            self.completions
+        )
+        router.post("/chat/completions", responses={**_ANSWER, **ERRORS}, openapi_extra=body_of(ChatBody))(self.chat)
+        return router
+
+    async def models(self) -> dict[str, Any]:
+        """The models that answer here."""
+        return {"object": "list", "data": list(self._parts.backend.model_cards().values())}
+
+    async def model(self, model: str) -> dict[str, Any]:
+        """One model."""
+        cards = self._parts.backend.model_cards()
+        if model not in cards:
+            raise self._unknown_model(model)
+        return dict(cards[model])
+
+    async def completions(self, request: Request) -> Response:
+        """OpenAI text completions; `stream: true` answers as server-sent events."""
+        self._parts.users.hold(request)
+        started = self._parts.latency.now()
+        body = _parse(CompletionBody, await read_json(request))
+        await self._check_completion(body)
+        sent = self._forwarded(body)
+        return self._timed(await self._parts.backend.completions(sent, _engine_headers()), started)
+
+    async def chat(self, request: Request) -> Response:
+        """OpenAI chat completions; `stream: true` answers as server-sent events."""
+        self._parts.users.hold(request)
+        started = self._parts.latency.now()
+        body = _parse(ChatBody, await read_json(request))
+        await self._check_chat(body)
+        sent = self._forwarded(body)
+        return self._timed(await self._parts.backend.chat(sent, _engine_headers()), started)
+
+    async def _check_completion(self, body: CompletionBody) -> None:
+        sequences = len(body.prompts) * (body.n or 1)
+        if sequences > self._limits.max_n:
+            raise over_limit(400, "prompt", f"{sequences} sequences (prompts x n)", self._limits.max_n, _MAX_N)
+        self._check_common(body, body.max_tokens, "max_tokens")
+        prompts = await self._parts.reader.read(body.prompts, field="prompt", status=400)
+        room = min(self._room(len(prompt.ids), body.max_tokens, "prompt") for prompt in prompts)
+        body.max_tokens = min(_OPENAI_DEFAULT, room) if body.max_tokens is None else body.max_tokens
+
+    async def _check_chat(self, body: ChatBody) -> None:
+        field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        self._check_common(body, asked, field)
+        messages = [_plain(m.model_dump(exclude_none=True)) for m in body.messages]
+        options: dict[str, Any] = {"tools": body.tools} if body.tools else {}
+        if body.continue_final_message:
+            options |= {"continue_final_message": True, "add_generation_prompt": False}
+        (prompt,) = await self._parts.reader.read([messages], field="messages", status=400, options=options)
+        room = self._room(len(prompt.ids), asked, "messages")
+        body.max_completion_tokens = min(room, self._limits.max_tokens) if asked is None else asked
+        body.max_tokens = None
+
+    def _check_common(self, body: CompletionBody | ChatBody, asked: int | None, field: str) -> None:
+        cards = self._parts.backend.model_cards()
+        if body.model is None and len(cards) == 1:
+            body.model = next(iter(cards))
+        if body.model not in cards:
+            raise self._unknown_model(body.model)
+        if body.n is not None and body.n > self._limits.max_n:
+            raise over_limit(400, "n", body.n, self._limits.max_n, _MAX_N)
+        if asked is not None and asked > self._limits.max_tokens:
+            raise over_limit(400, field, asked, self._limits.max_tokens, "gateway.limits.max_tokens")
+
+    def _room(self, prompt_tokens: int, asked: int | None, field: str) -> int:
+        longest = self._parts.fleet.engine.max_model_len
+        check_context(field, prompt_tokens, asked or 1, longest, status=400)
+        return longest - prompt_tokens
+
+    def _forwarded(self, body: CompletionBody | ChatBody) -> dict[str, Any]:
+        return body.model_dump(exclude_none=True)
+
+    def _timed(self, response: Response, started: float) -> Response:
+        if isinstance(response, StreamingResponse):
+            response.body_iterator = self._parts.latency.streamed(response.body_iterator, started)
+        else:
+            self._parts.latency.answered(started, response.status_code)
+        return response
+
+    def _unknown_model(self, model: str | None) -> ApiError:
+        known = ", ".join(sorted(self._parts.backend.model_cards()))
+        return ApiError(
+            404, f"model: no model {shown(model)}; known are {known}", code="model_not_found", param="model"
+        )
+
+
+_MAX_N = "gateway.limits.max_n"
+_OPENAI_DEFAULT = 16
+Body = TypeVar("Body", CompletionBody, ChatBody)
+
+
+def _parse(kind: type[Body], value: Any) -> Body:
+    if isinstance(value, dict):
+        value = {k: v for k, v in value.items() if k not in DROPPED}
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise from_validation(error, 400) from None
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """With its content parts joined to text, as the template sees them."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return {**message, "content": content or ""}
+    for part in content:
+        if part.get("type") != "text":
+            complaint = (
+                f"content part of type {shown(part['type'])}" if "type" in part else "content part without a type"
+            )
+            text = f"messages: {complaint} is not supported; text parts are"
+            raise ApiError(400, text, code="unsupported_content", param="messages")
+        if not isinstance(part.get("text"), str):
+            text = f"messages: a text part needs text, not {shown(part.get('text'))}"
+            raise ApiError(400, text, code="unsupported_content", param="messages")
+    return {**message, "content": "".join(part["text"] for part in content)}
+
+
+def _engine_headers() -> dict[str, str]:
+    """A fresh request id: clients' own could collide inside an engine, and no other header of theirs goes further."""
+    return {"x-request-id": uuid.uuid4().hex, "content-type": "application/json"}

@@ -1,0 +1,104 @@
+"""Bodies of the users' OpenAI routes: what a client may set. Settings that would reach into other people's requests
+(priority, request ids, cache transfer, pickled embeddings, own chat templates, beam search) are not among them.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_STOPS = 16
+MAX_LOGPROBS = 20
+
+DROPPED = frozenset({"priority", "kv_transfer_params", "ec_transfer_params", "request_id", "session_id", "vllm_xargs"})
+"""Removed without complaint: engine settings that some clients send by habit and that no user may choose."""
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class StreamOptions(BaseModel):
+    """OpenAI's stream_options."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class _UserBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    """The only model where it is left out."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    n: int | None = Field(default=None, ge=1)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
+    logit_bias: dict[str, float] | None = Field(default=None, max_length=300)
+    min_tokens: int | None = Field(default=None, ge=0)
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+    response_format: dict[str, Any] | None = None
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=255)
+    user: str | None = Field(default=None, max_length=255)
+
+
+class CompletionBody(_UserBody):
+    """Body of POST /v1/completions."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "doorlike ->\n", "max_tokens": 13}]})
+
+    prompt: (
+        Annotated[str, Field(min_length=1)]
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
+    )
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = None
+    suffix: str | None = None
+
+    @property
+    def prompts(self) -> list[Any]:
+        batched = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
+        return list(self.prompt) if batched else [self.prompt]
+
+
+class ChatMessage(BaseModel):
+    """One message; further keys (name, tool_calls, tool_call_id) are passed on."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: str = Field(min_length=1, max_length=64)
+    content: str | list[dict[str, Any]] | None = None
+
+
+class ChatBody(_UserBody):
+    """Body of POST /v1/chat/completions."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 16}]}
+    )
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    tools: list[dict[str, Any]] | None = Field(default=None, max_length=128)
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
