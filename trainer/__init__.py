@@ -1,0 +1,1 @@
+"""The training side: the daemon and its groups of DeepSpeed workers."""

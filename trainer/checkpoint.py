@@ -1,0 +1,146 @@
+"""Checkpoints: complete directories or none.
+
+    checkpoints/step-00000010/  policy/ (Hugging Face directory)  optimizer.safetensors  rng-*.safetensors  state.json
+                                manifest.json (sha256 of every other file, written last)
+
+A checkpoint is written beside its place, synced, given its manifest and renamed. Resume takes the newest one whose
+digests match, falls back to the one before, and never starts over silently.
+"""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from rollout.weights import file_sha256
+from trainer.artefact import sync_dir, sync_file, sync_tree, write_text
+from trainer.errors import CheckpointError
+
+log = structlog.get_logger(__name__)
+
+_MANIFEST = "manifest.json"
+_STATE = "state.json"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """Everything of a run that is not tensors."""
+
+    step: int
+    """Steps done."""
+    data_cursor: int
+    """Prompts submitted."""
+    version: int
+    """Newest version published when this was written."""
+    settled_ids: tuple[str, ...] = ()
+    """Groups trained since the checkpoint before: to settle once this is durable, or at resume."""
+    fencing_token: int = 0
+    totals: dict[str, float] = field(default_factory=dict)
+    """Running sums of the summary."""
+    evaluations: tuple[dict[str, Any], ...] = ()
+    ledger: dict[str, int] = field(default_factory=dict)
+    """Snapshot, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One that was verified."""
+
+    directory: Path
+    state: TrainerState
+
+    @property
+    def policy_dir(self) -> Path:
+        return self.directory / "policy"
+
+
+class CheckpointStore:
+    """The checkpoints of a run."""
+
+    def __init__(self, directory: Path, *, keep: int) -> None:
+        self._directory = directory
+        self._keep = keep
+
+    async def save(self, state: TrainerState, write: Callable[[Path], Awaitable[None]]) -> Path:
+        """`write` fills the directory it is given with policy/ and worker state; returns the finished checkpoint."""
+        final = self._directory / f"step-{state.step:08d}"
+        temporary = self._directory / f".{final.name}.tmp"
+        await asyncio.to_thread(_empty, temporary)
+        await write(temporary)
+        # Hashing and syncing gigabytes on the event loop would let the writer's claim expire.
+        await asyncio.to_thread(self._finish, temporary, final, state)
+        return final
+
+    def _finish(self, temporary: Path, final: Path, state: TrainerState) -> None:
+        _seal(temporary, state)
+        if final.exists():  # of a history that a fallback abandoned
+            shutil.rmtree(final)
+        temporary.replace(final)
+        sync_dir(self._directory)
+        self._retire(newest=state.step)
+
+    def newest(self) -> Checkpoint | None:
+        """The newest intact checkpoint, or None when the run has none. Reads every byte of it: call it in a thread.
+
+        A damaged one is reported and passed over once; raises CheckpointError when the one before is damaged too.
+        """
+        directories = self._complete()
+        problems = []
+        for directory in directories[:2]:
+            try:
+                return Checkpoint(directory, _verified(directory))
+            except CheckpointError as error:
+                problems.append(str(error))
+                log.warning("checkpoint damaged", directory=str(directory), error=str(error))
+        if problems:
+            raise CheckpointError(
+                f"no usable checkpoint in {self._directory}: {'; '.join(problems)}."
+                " Restore one, or give the run another name"
+            )
+        return None
+
+    def _complete(self) -> list[Path]:
+        """Newest first. Renaming happens after the manifest, so every step-* directory had one."""
+        return sorted(self._directory.glob("step-*"), reverse=True)
+
+    def _retire(self, *, newest: int) -> None:
+        for directory in self._complete():
+            if int(directory.name.removeprefix("step-")) > newest:
+                shutil.rmtree(directory)
+        for directory in self._complete()[self._keep :]:
+            shutil.rmtree(directory)
+
+
+def _empty(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    (directory / "policy").mkdir(parents=True)
+
+
+def _seal(directory: Path, state: TrainerState) -> None:
+    write_text(directory / _STATE, json.dumps(asdict(state)))
+    sync_tree(directory)
+    files = {str(p.relative_to(directory)): file_sha256(p) for p in sorted(directory.rglob("*")) if p.is_file()}
+    write_text(directory / _MANIFEST, json.dumps({"schema": _SCHEMA, "files": files}))
+    sync_file(directory)
+
+
+def _verified(directory: Path) -> TrainerState:
+    try:
+        manifest = json.loads((directory / _MANIFEST).read_text())
+        if manifest["schema"] != _SCHEMA:
+            raise CheckpointError(f"{directory}: schema {manifest['schema']}, this version reads {_SCHEMA}")
+        for name, digest in manifest["files"].items():
+            if file_sha256(directory / name) != digest:
+                raise CheckpointError(f"{directory / name} does not match its digest")
+        raw = json.loads((directory / _STATE).read_text())
+        return TrainerState(
+            **{**raw, "settled_ids": tuple(raw["settled_ids"]), "evaluations": tuple(raw["evaluations"])}
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{directory} cannot be read: {error!r}") from error

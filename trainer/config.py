@@ -1,0 +1,223 @@
+"""Settings of a training run."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from rollout.config import ModelConfig, Name, RedisConfig, Settings
+
+
+class PromptsConfig(Settings):
+    """Where prompts come from: JSONL, one object a line.
+
+    Keys: `prompt` (text) or `messages` (chat, through the tokenizer's template) or `prompt_ids`; every other key
+    becomes metadata for the reward function.
+    """
+
+    train: Path
+    eval: Path | None = None
+    shuffle_seed: int = 0
+    """Order of each epoch."""
+    max_prompt_tokens: int = Field(default=1024, ge=1)
+    """Longer prompts are an error at start that names the line."""
+
+
+class SamplingConfig(Settings):
+    """How train groups are sampled."""
+
+    n: int = Field(default=8, ge=1, le=1024)
+    max_tokens: int = Field(default=256, ge=1)
+    temperature: float = Field(default=1.0, gt=0, le=10)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _whole_distribution(self) -> "SamplingConfig":
+        if self.top_p != 1.0 or self.top_k != 0:
+            raise ValueError(
+                f"top_p={self.top_p}, top_k={self.top_k}: training needs top_p=1 and top_k=0, because logprobs of a"
+                " truncated distribution are not reproduced by the trainer"
+            )
+        return self
+
+
+class RewardUse(Settings):
+    """Which of the operator's rewards scores this run."""
+
+    name: Name
+    params: dict[str, object] = Field(default_factory=dict)
+
+
+class AlgorithmConfig(Settings):
+    """How the policy is updated."""
+
+    advantage: Literal["grpo"] = "grpo"
+    loss: Literal["ppo_clip"] = "ppo_clip"
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_high: float = Field(default=0.2, gt=0, lt=10)
+    correction: Literal["none", "tis", "behavior"] = "tis"
+    """tis: truncated importance sampling from behaviour to the policy at the start of the step. behavior: the clipped
+    ratio is to the behaviour policy itself (plain PPO). none: experience counts as on-policy."""
+    tis_cap: float = Field(default=2.0, ge=1)
+    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Weight of the reference KL in the loss; 0 needs no reference group."""
+    kl_estimator: Literal["k2", "k3"] = "k3"
+    """k2 pulls along the gradient of KL(policy || reference); k3, as in GRPO, along that of KL(reference || policy)."""
+
+    @field_validator("kl_estimator", mode="before")
+    @classmethod
+    def _has_a_gradient(cls, value: object) -> object:
+        if value == "k1":
+            raise ValueError("kl_estimator=k1 does nothing in a loss, its gradient's expectation is 0: use k2 or k3")
+        return value
+
+
+class StalenessConfig(Settings):
+    """Both gates of design section 4."""
+
+    eta: int = Field(default=1, ge=0, le=64)
+    """Generation may run ahead of training by eta + 1 batches."""
+    max_age: int = Field(default=4, ge=0)
+    """Versions between a sample's oldest trained token and now; older samples are masked."""
+    min_group_samples: int = Field(default=2, ge=1)
+    """Fewer survivors make the group stale."""
+
+
+class OptimizerConfig(Settings):
+    """AdamW."""
+
+    lr: float = Field(default=1e-6, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    grad_clip: float = Field(default=1.0, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+
+
+class WorkersConfig(Settings):
+    """The policy group."""
+
+    world_size: int = Field(default=1, ge=1, le=1024)
+    zero_stage: Literal[0, 1, 2] = 0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["cpu", "cuda"] = "cpu"
+    gradient_checkpointing: bool = False
+    cpus: float = Field(default=0.5, ge=0)
+    """Ray CPUs that a worker reserves."""
+    threads: int = Field(default=1, ge=1)
+    """torch threads of a worker."""
+    max_tokens_per_micro_batch: int = Field(default=8192, ge=16)
+    """Padded tokens."""
+    start_timeout_s: float = Field(default=300.0, gt=0)
+    """For the cluster to place the workers and for them to load the model."""
+
+    @model_validator(mode="after")
+    def _master_weights(self) -> "WorkersConfig":
+        if self.dtype == "bfloat16" and self.zero_stage == 0:
+            raise ValueError("dtype=bfloat16 needs zero_stage=1 or 2, which keep float32 master weights; it is 0")
+        return self
+
+
+class PushConfig(Settings):
+    """The trainer half of a weight push."""
+
+    collective: bool = True
+    """False lets replicas take every version from the artefact."""
+    backend: Literal["gloo", "nccl"] = "gloo"
+    host: str = "127.0.0.1"
+    """Address of this machine that replicas reach."""
+    invite_s: float = Field(default=3.0, gt=0)
+    """Longest wait for the live replicas to accept an epoch; it starts as soon as all did."""
+    op_timeout_s: float = Field(default=10.0, gt=0)
+    form_timeout_s: float = Field(default=15.0, gt=0)
+    deadline_s: float = Field(default=60.0, gt=0)
+    """Over everything; then training goes on and stragglers catch up by artefact."""
+    bucket_bytes: int = Field(default=268_435_456, ge=4096)
+    canary_sequences: int = Field(default=4, ge=1, le=64)
+    canary_tokens: int = Field(default=32, ge=2, le=512)
+    keep_versions: int = Field(default=4, ge=2)
+    """Newest artefacts kept."""
+
+    @model_validator(mode="after")
+    def _timeouts(self) -> "PushConfig":
+        if self.form_timeout_s <= self.op_timeout_s:
+            raise ValueError(f"form_timeout_s={self.form_timeout_s} must be above op_timeout_s={self.op_timeout_s}")
+        return self
+
+
+class CheckpointConfig(Settings):
+    """What survives a kill."""
+
+    every: int = Field(default=10, ge=1)
+    """Steps; up to this many batches stay leased until the checkpoint that contains them."""
+    keep: int = Field(default=2, ge=1)
+
+
+class EvalConfig(Settings):
+    """Held-out evaluation through the same engines."""
+
+    every: int = Field(default=0, ge=0)
+    """Steps; 0 is at the start and the end only, where `prompts.eval` is given."""
+    n: int = Field(default=4, ge=1)
+    greedy: bool = True
+    """Also one greedy sample a prompt."""
+    max_prompts: int = Field(default=256, ge=1)
+
+
+class TrainOptions(Settings):
+    """What only the trainer needs to know."""
+
+    runs_dir: Path = Path("runs")
+    """The run lives in runs_dir/run."""
+    seed: int = 0
+    steps: int = Field(default=100, ge=1)
+    batch_groups: int = Field(default=32, ge=1)
+    """Groups a step."""
+    prompts: PromptsConfig
+    reward: RewardUse
+    sampling: SamplingConfig = SamplingConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    staleness: StalenessConfig = StalenessConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    workers: WorkersConfig = WorkersConfig()
+    push: PushConfig = PushConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvalConfig = EvalConfig()
+    ray_address: str | None = None
+    """Join this Ray cluster; None starts one for the workers alone."""
+    health_port: int = Field(default=0, ge=0, le=65_535)
+    """Port of /healthz, /metrics and /status on loopback; 0 opens none."""
+    writer_ttl_s: float = Field(default=10.0, gt=1, le=600)
+    """After a kill another trainer may take the run over this much later."""
+    max_skipped_steps: int = Field(default=3, ge=1)
+    """So many steps in a row with a non-finite loss or gradient stop the run."""
+    stall_s: float = Field(default=600.0, gt=0)
+    """A warning is logged when no experience arrives for this long."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TrainOptions":
+        if self.staleness.min_group_samples > self.sampling.n:
+            raise ValueError(
+                f"staleness.min_group_samples={self.staleness.min_group_samples} is above sampling.n={self.sampling.n}"
+            )
+        if self.algorithm.advantage == "grpo" and self.sampling.n < 2:
+            raise ValueError(f"algorithm.advantage=grpo compares samples of a group, but sampling.n={self.sampling.n}")
+        if self.push.backend == "nccl" and self.workers.device == "cpu":
+            raise ValueError("push.backend=nccl needs workers.device=cuda, but it is cpu")
+        return self
+
+
+class TrainConfig(TrainOptions):
+    """Everything `nightshift train` needs."""
+
+    run: Name = "default"
+    fleet: Name = "fleet"
+    """Whose engines generate."""
+    model: ModelConfig
+    redis: RedisConfig = RedisConfig()
+
+    @property
+    def run_dir(self) -> Path:
+        return self.runs_dir / self.run

@@ -1,0 +1,19 @@
+"""Errors of the trainer."""
+
+from rollout.errors import NightshiftError
+
+
+class ModelError(NightshiftError, ValueError):
+    """A model directory that cannot be trained; the message says what is missing or wrong."""
+
+
+class CheckpointError(NightshiftError, RuntimeError):
+    """Checkpoints exist but none is complete and undamaged; a fresh start would lose the run silently."""
+
+
+class TrainingDiverged(NightshiftError, ArithmeticError):
+    """Too many steps in a row had a non-finite loss or gradient; the weights are those before them."""
+
+
+class WorkerDied(NightshiftError, RuntimeError):
+    """A worker process of a role group ended or did not start."""

@@ -1,0 +1,150 @@
+"""Takes experience from the queue until a batch is complete, and judges every group once."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import structlog
+
+from rollout.queue import RolloutQueue
+from rollout.staleness import judge
+from rollout.types import Experience, Group, GroupState, Sampling
+from trainer.batch import FreshGroup
+from trainer.config import StalenessConfig
+from trainer.journal import JournalEntry
+
+log = structlog.get_logger(__name__)
+
+_POLL_S = 0.02
+
+
+@dataclass(slots=True)
+class Intake:
+    """What one step's collection gave."""
+
+    groups: list[FreshGroup] = field(default_factory=list)
+    stale_ids: list[str] = field(default_factory=list)
+    dead: dict[str, str] = field(default_factory=dict)
+    """Group id -> why it cannot be trained."""
+    ages: dict[int, int] = field(default_factory=dict)
+    """Staleness histogram: age in versions -> samples, the masked ones included."""
+
+
+def defect(experience: Experience) -> str | None:
+    """Why a group cannot be trained, whatever the policy; None when it can."""
+    return _sampling_defect(experience.request.sampling) or _group_defect(experience.group)
+
+
+def _sampling_defect(sampling: Sampling) -> str | None:
+    if sampling.temperature <= 0:
+        return f"temperature {sampling.temperature}: a greedy sample has no behaviour distribution"
+    if sampling.top_p != 1.0 or sampling.top_k != 0:
+        return f"top_p {sampling.top_p}, top_k {sampling.top_k}: logprobs of a truncated distribution"
+    return None
+
+
+def _group_defect(group: Group) -> str | None:
+    if len(group.rewards_G) != len(group.samples_G) or not all(map(math.isfinite, group.rewards_G)):
+        return "a reward is missing or not finite"
+    segments = [segment for sample in group.samples_G for segment in sample.segments]
+    if not all(np.isfinite(segment.behavior_logprobs_T).all() for segment in segments):
+        return "a behaviour logprob is not finite"
+    if any(len(segment.response_ids_T) != len(segment.behavior_logprobs_T) for segment in segments):
+        return "response and behaviour logprobs differ in length"
+    if not any(segment.loss_mask_T.any() for segment in segments):
+        return "no token may be trained"
+    return None
+
+
+def add(intake: Intake, experience: Experience, *, version: int, staleness: StalenessConfig) -> None:
+    """Judge one group and file it under trained, stale or dead."""
+    if (reason := defect(experience)) is not None:
+        intake.dead[experience.group_id] = reason
+        return
+    verdict = judge(
+        experience.group,
+        current_version=version,
+        max_age=staleness.max_age,
+        min_group_samples=staleness.min_group_samples,
+    )
+    for age in verdict.ages_G:
+        intake.ages[age] = intake.ages.get(age, 0) + 1
+    if verdict.stale:
+        intake.stale_ids.append(experience.group_id)
+    else:
+        intake.groups.append(FreshGroup(experience, verdict.fresh_G))
+
+
+async def collect(
+    queue: RolloutQueue,
+    token: int,
+    *,
+    batch_groups: int,
+    version: int,
+    staleness: StalenessConfig,
+    stall_s: float,
+    stopped: Callable[[], bool],
+) -> Intake | None:
+    """Oldest groups first, until `batch_groups` can be trained; None when `stopped` says so before.
+
+    What is stale or dead leaves the queue at once. Raises Fenced.
+    """
+    intake = Intake()
+    waiting = time.monotonic()
+    while len(intake.groups) < batch_groups:
+        if stopped():
+            return None
+        leased = await queue.lease_experience(token, count=batch_groups - len(intake.groups))
+        settled = (len(intake.stale_ids), len(intake.dead))
+        for experience in leased:
+            add(intake, experience, version=version, staleness=staleness)
+        await settle_dropped(
+            queue, token, intake.stale_ids[settled[0] :], dict(list(intake.dead.items())[settled[1] :])
+        )
+        if leased:
+            waiting = time.monotonic()
+            continue
+        if time.monotonic() - waiting > stall_s:
+            log.warning("no experience arrived", seconds=stall_s, have=len(intake.groups), need=batch_groups)
+            waiting = time.monotonic()
+        await asyncio.sleep(_POLL_S)
+    return intake
+
+
+async def recollect(
+    queue: RolloutQueue, token: int, group_ids: Sequence[str], *, version: int, staleness: StalenessConfig
+) -> Intake:
+    """The groups of a journaled step again, in its order and judged as of its version. Raises Fenced."""
+    found = {e.group_id: e for e in await queue.lease_experience(token, count=len(group_ids), group_ids=group_ids)}
+    intake = Intake()
+    for group_id in group_ids:
+        if group_id in found:
+            add(intake, found[group_id], version=version, staleness=staleness)
+        else:
+            log.warning("journaled group is gone", group=group_id)
+    return intake
+
+
+async def repeatable(queue: RolloutQueue, entries: Sequence[JournalEntry]) -> list[JournalEntry]:
+    """The entries of which at least one group still waits to be trained.
+
+    A checkpoint settles its groups; if it is then damaged, the steps after the one before it have nothing to repeat.
+    """
+    kept = []
+    for entry in entries:
+        statuses = await queue.status(entry.group_ids)
+        if any(status is not None and status.state is GroupState.EXPERIENCE for status in statuses):
+            kept.append(entry)
+    return kept
+
+
+async def settle_dropped(queue: RolloutQueue, token: int, stale_ids: Sequence[str], dead: dict[str, str]) -> None:
+    """End groups that will not be trained. Raises Fenced."""
+    if stale_ids:
+        await queue.settle(token, stale_ids, GroupState.STALE, reason="too few samples within staleness.max_age")
+    for group_id, reason in dead.items():
+        log.warning("group cannot be trained", group=group_id, reason=reason)
+        await queue.settle(token, [group_id], GroupState.DEAD, reason=reason)

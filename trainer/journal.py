@@ -1,0 +1,115 @@
+"""What every step decided, written before the update so that a resumed run repeats it.
+
+One JSON object a line, appended and synced. A line torn by a crash is the last one and was never acted upon.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rollout.errors import NightshiftError
+from trainer.artefact import sync_dir, write_text
+
+
+class JournalError(NightshiftError, RuntimeError):
+    """A line in the middle of the journal cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """One step."""
+
+    step: int
+    version: int
+    """Policy version when the batch was judged; ages and masks follow from it."""
+    group_ids: tuple[str, ...]
+    """In batch order."""
+    stale_ids: tuple[str, ...]
+    """Dropped while this batch was collected: too old."""
+    dead_ids: tuple[str, ...]
+    """Dropped: not trainable."""
+    seed: int
+
+
+class Journal:
+    """The file of one run; `entries` are those since the newest checkpoint, the last one of a step counts."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises JournalError when a line other than the last is damaged; a torn last line is cut off."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self.entries: dict[int, JournalEntry] = {}
+        good = self._read(path) if path.exists() else 0
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        os.ftruncate(self._fd, good)
+        os.lseek(self._fd, 0, os.SEEK_END)
+        os.fsync(self._fd)
+        sync_dir(path.parent)
+
+    def _read(self, path: Path) -> int:
+        """Length in bytes of the intact part."""
+        good = 0
+        lines = path.read_bytes().splitlines(keepends=True)
+        for number, line in enumerate(lines, start=1):
+            try:
+                if not line.endswith(b"\n"):
+                    raise ValueError("no line end")
+                entry = _entry(line)
+            except (ValueError, KeyError, TypeError) as error:
+                if number < len(lines):
+                    raise JournalError(f"{path}:{number} is damaged: {error!r}") from error
+                break
+            self.entries[entry.step] = entry
+            good += len(line)
+        return good
+
+    def after(self, step: int) -> list[JournalEntry]:
+        """Entries of steps beyond `step`, ascending and without a gap: the ones to execute again."""
+        entries = []
+        while (entry := self.entries.get(step + 1)) is not None:
+            entries.append(entry)
+            step += 1
+        return entries
+
+    def forget(self, step: int) -> None:
+        """Let go of the entries up to `step` in memory: a checkpoint holds what they decided."""
+        self.entries = {number: entry for number, entry in self.entries.items() if number > step}
+
+    def renumber(self, step: int, entries: Sequence[JournalEntry]) -> list[JournalEntry]:
+        """Make `entries`, in this order, all that follows `step`, in memory and on disk; returns them as numbered."""
+        kept = [entry for number, entry in sorted(self.entries.items()) if number <= step]
+        moved = [replace(entry, step=step + i) for i, entry in enumerate(entries, start=1)]
+        write_text(self._path, "".join(_line(entry) for entry in [*kept, *moved]))
+        os.close(self._fd)
+        self._fd = os.open(self._path, os.O_RDWR | os.O_APPEND)
+        self.entries = {entry.step: entry for entry in [*kept, *moved]}
+        return moved
+
+    def append(self, entry: JournalEntry) -> None:
+        """Durable when this returns."""
+        line = memoryview(_line(entry).encode())
+        while line:
+            line = line[os.write(self._fd, line) :]
+        os.fsync(self._fd)
+        self.entries[entry.step] = entry
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _line(entry: JournalEntry) -> str:
+    return json.dumps(asdict(entry)) + "\n"
+
+
+def _entry(line: bytes) -> JournalEntry:
+    raw = json.loads(line)
+    return JournalEntry(
+        step=int(raw["step"]),
+        version=int(raw["version"]),
+        group_ids=tuple(raw["group_ids"]),
+        stale_ids=tuple(raw["stale_ids"]),
+        dead_ids=tuple(raw["dead_ids"]),
+        seed=int(raw["seed"]),
+    )

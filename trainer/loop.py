@@ -1,0 +1,408 @@
+"""The training loop as a visible state machine.
+
+    starting -> publishing -> evaluating -> [waiting -> stepping -> publishing -> checkpointing]* -> evaluating -> done
+
+Order within a step: journal, then update, then publish; a checkpoint first becomes durable, then what it contains is
+settled. Killed anywhere, the next start repeats the journaled steps after the newest checkpoint.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from rollout.prompts import Prompt
+from rollout.queue import RolloutQueue
+from rollout.types import GroupState
+from trainer.artefact import write_text
+from trainer.batch import FreshGroup
+from trainer.checkpoint import CheckpointStore, TrainerState
+from trainer.config import TrainConfig
+from trainer.errors import TrainingDiverged
+from trainer.evaluate import Evaluation, evaluate
+from trainer.feeder import Feeder
+from trainer.intake import Intake, collect, recollect, repeatable, settle_dropped
+from trainer.journal import Journal, JournalEntry
+from trainer.metrics import MetricsLog, batch_metrics, staleness_metrics
+from trainer.publish import Publisher
+from trainer.push import PushReport
+from trainer.roles import RoleGroup
+from trainer.step import Update, update
+from trainer.summary import Totals, add_step, summarise
+
+log = structlog.get_logger(__name__)
+
+_STOP_GRACE_S = 2.0
+"""For a push that is on its way when the trainer is told to stop."""
+
+
+class Phase(StrEnum):
+    """What the trainer is doing."""
+
+    STARTING = "starting"
+    EVALUATING = "evaluating"
+    WAITING = "waiting"
+    STEPPING = "stepping"
+    PUBLISHING = "publishing"
+    CHECKPOINTING = "checkpointing"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the loop drives."""
+
+    queue: RolloutQueue
+    token: int
+    policy: RoleGroup
+    reference: RoleGroup | None
+    publisher: Publisher
+    feeder: Feeder
+    journal: Journal
+    checkpoints: CheckpointStore
+    metrics: MetricsLog
+    eval_prompts: Sequence[Prompt]
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where the run is; a checkpoint is made of it."""
+
+    step: int = 0
+    version: int = 0
+    totals: Totals = field(default_factory=dict)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    unsettled: list[str] = field(default_factory=list)
+    skipped_in_a_row: int = 0
+    checkpointed_step: int = -1
+
+
+class TrainingLoop:
+    """Runs one session of a run."""
+
+    def __init__(self, config: TrainConfig, parts: Parts, restored: TrainerState | None) -> None:
+        self.phase = Phase.STARTING
+        self.progress = Progress()
+        if restored is not None:
+            self.progress = Progress(
+                step=restored.step,
+                version=restored.version,
+                totals=dict(restored.totals),
+                evaluations=[dict(e) for e in restored.evaluations],
+                checkpointed_step=restored.step,
+            )
+        self._config = config
+        self._parts = parts
+        self._stopping = asyncio.Event()
+        self._push: asyncio.Task[PushReport] | None = None
+        self._evaluation: asyncio.Task[None] | None = None
+        self._first_version = 0
+        self._same_weights = {self.progress.version}
+        """Versions that name the policy as it is: the model as loaded is 0, and a start publishes what it has anew."""
+        self._started = time.monotonic()
+        self._last: dict[str, Any] = {}
+
+    def stop(self) -> None:
+        """Finish or abandon the present step, checkpoint and return from `run`."""
+        self._stopping.set()
+
+    def status(self) -> dict[str, Any]:
+        """For /status and /metrics."""
+        progress = self.progress
+        return {
+            "run": self._config.run,
+            "phase": self.phase.value,
+            "step": progress.step,
+            "steps": self._config.steps,
+            "version": progress.version,
+            "unsettled_groups": len(progress.unsettled),
+            "uptime_seconds": round(time.monotonic() - self._started, 3),
+            **{k: self._last[k] for k in ("reward_mean", "loss", "grad_norm", "staleness_mean") if k in self._last},
+        }
+
+    async def run(self) -> None:
+        """Until `steps` are done or `stop` was called.
+
+        Raises Fenced, StoreUnavailable, WorkerDied, TrainingDiverged.
+        """
+        feeding = asyncio.create_task(self._parts.feeder.run())
+        main = asyncio.create_task(self._run())
+        try:
+            await asyncio.wait({feeding, main}, return_when=asyncio.FIRST_COMPLETED)
+            if feeding.done():
+                feeding.result()
+            await main
+        finally:
+            for task in (feeding, main, self._push, self._evaluation):
+                if task is not None:
+                    task.cancel()
+            await asyncio.gather(
+                *(t for t in (feeding, main, self._push, self._evaluation) if t is not None), return_exceptions=True
+            )
+
+    async def _run(self) -> None:
+        config, progress = self._config, self.progress
+        await self._open_gate()
+        await self._publish()
+        self._first_version = progress.version
+        await self._evaluate_start()
+        for entry in await self._to_repeat():
+            if progress.step < config.steps and not self._stopping.is_set():
+                log.info("repeating a journaled step", step=entry.step)
+                await self._step(entry)
+        while progress.step < config.steps and not self._stopping.is_set():
+            await self._step(None)
+        await self._finish()
+
+    async def _to_repeat(self) -> list[JournalEntry]:
+        """The journaled steps after the checkpoint, without those whose groups a damaged later checkpoint settled."""
+        journal, progress = self._parts.journal, self.progress
+        entries = journal.after(progress.step)
+        kept = await repeatable(self._parts.queue, entries)
+        if lost := len(entries) - len(kept):
+            log.warning(
+                "journaled steps are not repeated: a checkpoint that cannot be read settled their groups",
+                steps=lost,
+                after_step=progress.step,
+            )
+            progress.totals["lost_steps"] = progress.totals.get("lost_steps", 0) + lost
+            kept = await asyncio.to_thread(journal.renumber, progress.step, kept)
+        journal.forget(progress.step)
+        return kept
+
+    async def _evaluate_start(self) -> None:
+        if not self._wants("start"):
+            return
+        if self.progress.step == 0:
+            await self._pushed()
+            await self._evaluate("start")
+
+    def _wants(self, label: str) -> bool:
+        return bool(self._parts.eval_prompts) and not any(e["label"] == label for e in self.progress.evaluations)
+
+    async def _step(self, entry: JournalEntry | None) -> None:
+        began = time.monotonic()
+        step, version = self.progress.step + 1, entry.version if entry else self.progress.version
+        self.phase = Phase.WAITING
+        intake = await self._intake(entry, version)
+        if intake is None:
+            return
+        waited = time.monotonic()
+        self.phase = Phase.STEPPING
+        groups = intake.groups
+        if entry is None:
+            await asyncio.to_thread(self._parts.journal.append, self._entry(step, version, intake))
+        result = await self._update(groups, step) if groups else Update(False, {})
+        self.progress.step = step
+        await self._account(groups, step, result)
+        stepped = time.monotonic()
+        if result.applied:
+            self._same_weights = set()
+            await self._publish()
+            # Only now: what is generated from here on is generated by the version just published.
+            await self._open_gate()
+        published = time.monotonic()
+        record: dict[str, Any] = {
+            "step": step,
+            "version": version,
+            "published_version": self.progress.version,
+            "applied": result.applied,
+            "time": time.time(),
+            "wait_s": waited - began,
+            "update_s": stepped - waited,
+            "publish_s": published - stepped,
+            "step_s": published - began,
+            **batch_metrics(groups),
+            **staleness_metrics(intake),
+            **result.metrics,
+        }
+        add_step(self.progress.totals, record)
+        await self._checkpoint_if_due()
+        self._last = {**record, "checkpoint_s": time.monotonic() - published}
+        self._parts.metrics.step(self._last)
+        self._evaluate_if_due()
+
+    async def _intake(self, entry: JournalEntry | None, version: int) -> Intake | None:
+        config, parts = self._config, self._parts
+        if entry is None:
+            return await collect(
+                parts.queue,
+                parts.token,
+                batch_groups=config.batch_groups,
+                version=version,
+                staleness=config.staleness,
+                stall_s=config.stall_s,
+                stopped=self._stopping.is_set,
+            )
+        # A crash may have come between the journal and the settling of what it dropped.
+        await settle_dropped(parts.queue, parts.token, entry.stale_ids, dict.fromkeys(entry.dead_ids, "journaled"))
+        return await recollect(parts.queue, parts.token, entry.group_ids, version=version, staleness=config.staleness)
+
+    def _entry(self, step: int, version: int, intake: Intake) -> JournalEntry:
+        return JournalEntry(
+            step=step,
+            version=version,
+            group_ids=tuple(group.experience.group_id for group in intake.groups),
+            stale_ids=tuple(intake.stale_ids),
+            dead_ids=tuple(intake.dead),
+            seed=self._config.seed,
+        )
+
+    async def _update(self, groups: Sequence[FreshGroup], step: int) -> Update:
+        return await update(
+            groups,
+            step=step,
+            same_weights=self._same_weights,
+            config=self._config,
+            policy=self._parts.policy,
+            reference=self._parts.reference,
+        )
+
+    async def _account(self, groups: Sequence[FreshGroup], step: int, result: Update) -> None:
+        """Remember trained groups until their checkpoint; end those of a skipped step. Raises TrainingDiverged."""
+        ids = [group.experience.group_id for group in groups]
+        progress = self.progress
+        if result.applied or not ids:
+            progress.unsettled += ids
+            progress.skipped_in_a_row = 0 if result.applied else progress.skipped_in_a_row
+            return
+        progress.skipped_in_a_row += 1
+        log.warning("step skipped: loss or gradient not finite", step=step, in_a_row=progress.skipped_in_a_row)
+        reason = f"step {step} had a non-finite loss or gradient"
+        await self._parts.queue.settle(self._parts.token, ids, GroupState.DEAD, reason=reason)
+        if progress.skipped_in_a_row >= self._config.max_skipped_steps:
+            raise TrainingDiverged(
+                f"{progress.skipped_in_a_row} steps in a row had a non-finite loss or gradient"
+                f" (max_skipped_steps={self._config.max_skipped_steps}); the weights are those of step"
+                f" {step - progress.skipped_in_a_row}. Lower optimizer.lr or look at the rewards"
+            )
+
+    async def _open_gate(self) -> None:
+        """Let generation run eta + 1 batches ahead of training.
+
+        To the queue a group is experience until it is settled, which waits for the checkpoint; what is trained already
+        must not use up the window.
+        """
+        unsettled = len(self.progress.unsettled)
+        self._parts.feeder.unsettled = unsettled
+        window = (self._config.staleness.eta + 1) * self._config.batch_groups
+        await self._parts.queue.set_gate(self._parts.token, batch_groups=window + unsettled, eta=0)
+
+    async def _publish(self) -> None:
+        self.phase = Phase.PUBLISHING
+        await self._pushed()
+        manifest, self._push = await self._parts.publisher.publish(self.progress.step, above=self.progress.version)
+        self.progress.version = manifest.version
+        self._same_weights.add(manifest.version)
+
+    async def _pushed(self) -> None:
+        """Wait for the push on its way, and record it; a stop gives it a moment, then replicas take the artefact."""
+        if self._push is None:
+            return
+        push, self._push = self._push, None
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait({push, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        await asyncio.wait({push}, timeout=_STOP_GRACE_S)
+        if push.done():
+            self._parts.metrics.push(push.result().record())
+        else:
+            push.cancel()
+
+    async def _checkpoint_if_due(self) -> None:
+        due = self.progress.step % self._config.checkpoint.every == 0
+        if due and self.progress.step != self.progress.checkpointed_step:
+            await self._checkpoint()
+
+    async def _checkpoint(self) -> None:
+        """Make the state durable, then settle what it contains."""
+        self.phase = Phase.CHECKPOINTING
+        began = time.monotonic()
+        parts, progress = self._parts, self.progress
+        state = TrainerState(
+            step=progress.step,
+            data_cursor=parts.feeder.cursor,
+            version=progress.version,
+            settled_ids=tuple(progress.unsettled),
+            fencing_token=parts.token,
+            totals=progress.totals,
+            evaluations=tuple(progress.evaluations),
+            ledger=asdict(await parts.queue.ledger()),
+        )
+        await parts.checkpoints.save(state, self._write_checkpoint)
+        await parts.queue.settle(parts.token, state.settled_ids, GroupState.TRAINED)
+        progress.checkpointed_step = progress.step
+        progress.unsettled = []
+        parts.journal.forget(progress.step)
+        await self._open_gate()
+        spent = progress.totals.get("seconds:checkpoint", 0.0)
+        progress.totals["seconds:checkpoint"] = spent + time.monotonic() - began
+        await self._write_summary()
+
+    async def _write_checkpoint(self, directory: Path) -> None:
+        policy = self._parts.policy
+        await policy.call("export", str(directory / "policy"), self._config.push.bucket_bytes, ())
+        await policy.call("save_state", str(directory))
+
+    def _evaluate_if_due(self) -> None:
+        """Overlaps with training, so it reports a range of versions; skipped while the one before is unfinished."""
+        every, step = self._config.evaluation.every, self.progress.step
+        idle = self._evaluation is None or self._evaluation.done()
+        if every and step % every == 0 and step < self._config.steps and self._parts.eval_prompts and idle:
+            self._evaluation = asyncio.create_task(self._evaluate(f"step-{step}"))
+
+    async def _evaluate(self, label: str) -> None:
+        outcome: Evaluation | None = await self._unless_stopped(label)
+        if outcome is not None:
+            self.progress.evaluations.append(outcome.record())
+            self._parts.metrics.evaluation(outcome.record())
+
+    async def _unless_stopped(self, label: str) -> Evaluation | None:
+        self.phase = Phase.EVALUATING if label in ("start", "end") else self.phase
+        running = asyncio.create_task(
+            evaluate(self._parts.queue, self._parts.eval_prompts, self._config, label=label, step=self.progress.step)
+        )
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return running.result() if running.done() else None
+        finally:
+            running.cancel()
+            stopping.cancel()
+
+    async def _finish(self) -> None:
+        await self._pushed()
+        if self._evaluation is not None and not self._stopping.is_set():
+            await self._evaluation
+        if self.progress.step != self.progress.checkpointed_step:
+            await self._checkpoint()
+        complete = self.progress.step >= self._config.steps and not self._stopping.is_set()
+        if complete and self._parts.eval_prompts:
+            await self._parts.queue.set_gate(self._parts.token, batch_groups=0, eta=0)
+            self.progress.evaluations = [e for e in self.progress.evaluations if e["label"] != "end"]
+            await self._evaluate("end")
+        await self._write_summary()
+        self.phase = Phase.DONE
+
+    async def _write_summary(self) -> None:
+        progress = self.progress
+        summary = summarise(
+            run=self._config.run,
+            step=progress.step,
+            steps=self._config.steps,
+            first_version=self._first_version,
+            version=progress.version,
+            totals=progress.totals,
+            evaluations=progress.evaluations,
+            pushes=self._parts.metrics.pushes,
+            ledger=asdict(await self._parts.queue.ledger()),
+            wall_s=time.monotonic() - self._started,
+        )
+        path = self._config.run_dir / "summary.json"
+        await asyncio.to_thread(write_text, path, json.dumps(summary, indent=1))

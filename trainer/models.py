@@ -1,0 +1,97 @@
+"""Policies from a local Hugging Face directory."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trainer.errors import ModelError
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5")
+_NOT_COPIED = frozenset({"config.json", "manifest.json", "model.safetensors.index.json"})
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def check_directory(path: Path) -> None:
+    """Raises ModelError when something that training needs is missing; reads no weights."""
+    remedy = "model.path must be a Hugging Face directory with config.json, *.safetensors and a tokenizer"
+    if not path.is_dir():
+        raise ModelError(f"{path} is not a directory: {remedy}")
+    try:
+        config = json.loads((path / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}/config.json cannot be read ({error}): {remedy}") from error
+    if not isinstance(config, dict) or not config.get("model_type"):
+        raise ModelError(f"{path}/config.json names no model_type: {remedy}")
+    if not any(path.glob("*.safetensors")):
+        raise ModelError(f"{path} holds no *.safetensors weights: {remedy}")
+    if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        raise ModelError(f"{path} holds no tokenizer: {remedy}")
+
+
+def load_policy(path: Path, dtype: str) -> Any:
+    """The causal language model with weights in `dtype` on the CPU, in eval mode (no dropout, also in training).
+
+    Raises ModelError when the directory is broken, a weight is missing, or a weight is not finite.
+    """
+    check_directory(path)
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path, dtype=DTYPES[dtype], local_files_only=True, trust_remote_code=False, output_loading_info=True
+        )
+    except Exception as error:  # transformers and safetensors raise many types for broken files
+        raise ModelError(f"{path} does not load: {type(error).__name__}: {error}") from error
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(f"{path} lacks {len(missing)} weights, first {missing[0]}")
+    for name, tensor in model.named_parameters():
+        if not bool(torch.isfinite(tensor).all()):
+            raise ModelError(f"{path}: {name} holds values that are not finite")
+    return model.eval()
+
+
+def load_tokenizer(path: Path) -> Any:
+    """Raises ModelError."""
+    check_directory(path)
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # as above
+        raise ModelError(f"{path}: the tokenizer does not load: {type(error).__name__}: {error}") from error
+
+
+def context_length(path: Path) -> int | None:
+    """`max_position_embeddings` of the config; None where it has none."""
+    value = json.loads((path / "config.json").read_text()).get("max_position_embeddings")
+    return int(value) if value else None
+
+
+class Tokenise:
+    """Prompts to token ids: text as it is, chat messages through the tokenizer's template, ids unchanged."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, source: str | list[Mapping[str, Any]] | list[int]) -> tuple[Sequence[int], str]:
+        if isinstance(source, str):
+            return list(self._tokenizer(source).input_ids), source
+        if source and isinstance(source[0], int):
+            size = len(self._tokenizer)
+            if bad := [i for i in source if isinstance(i, int) and not 0 <= i < size]:
+                raise ValueError(f"token id {bad[0]} is not below the vocabulary size {size}")
+            return [int(i) for i in source if isinstance(i, int)], str(self._tokenizer.decode(source))
+        text = str(self._tokenizer.apply_chat_template(source, tokenize=False, add_generation_prompt=True))
+        return list(self._tokenizer(text, add_special_tokens=False).input_ids), text
+
+
+def read_companions(directory: Path) -> dict[str, bytes]:
+    """What belongs to a model besides config and weights, by file name: tokenizer, chat template, generation config.
+
+    Kept in memory because the directory may be a checkpoint, which is retired while the run goes on.
+    """
+    return {
+        file.name: file.read_bytes()
+        for file in sorted(directory.iterdir())
+        if file.is_file() and file.suffix not in _WEIGHTS and file.name not in _NOT_COPIED
+    }

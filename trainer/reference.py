@@ -1,0 +1,31 @@
+"""The frozen reference policy of one rank."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trainer.batch import FloatArray, MicroBatch
+from trainer.config import WorkersConfig
+from trainer.forward import window_logits
+from trainer.loss import token_logprobs
+from trainer.models import load_policy
+
+
+class ReferenceCore:
+    """Scores tokens under the base model; needs no process group."""
+
+    def __init__(self, model_dir: Path, workers: WorkersConfig) -> None:
+        """Raises ModelError."""
+        self._device = torch.device(workers.device)
+        self._model = load_policy(model_dir, workers.dtype).to(self._device)
+
+    def logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
+        """Reference logprobs [B, W] of each micro-batch's window."""
+        results = []
+        with torch.no_grad():
+            for batch in batches:
+                values = token_logprobs(*window_logits(self._model, batch, self._device))
+                results.append(np.asarray(values.cpu().numpy(), np.float32))
+        return results

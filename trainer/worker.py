@@ -1,0 +1,120 @@
+"""Ray actors around the cores: one process a rank, nothing but delegation.
+
+Methods run in concurrency groups: `compute` keeps one thread (and its torch settings), `push` another, so that a push
+can be on its way while the next step is computed.
+"""
+
+import logging
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from trainer.batch import FloatArray, MicroBatch
+from trainer.broadcast import Broadcaster, BroadcastResult, open_store
+from trainer.config import PushConfig, WorkersConfig
+from trainer.policy import ExportResult, PolicyCore, PolicySpec, StepResult, join_group
+from trainer.reference import ReferenceCore
+
+
+class Worker:
+    """What every role's actor has."""
+
+    def __init__(self, rank: int, world_size: int, threads: int) -> None:
+        import torch
+
+        logging.disable(logging.WARNING)
+        warnings.filterwarnings("ignore")
+        torch.set_num_threads(threads)
+        self.rank, self.world_size = rank, world_size
+
+    def node(self) -> str:
+        """Ray node this rank runs on."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    def address(self) -> str:
+        """Address other nodes reach this one at."""
+        return str(ray.util.get_node_ip_address())
+
+
+@ray.remote(concurrency_groups={"compute": 1, "push": 1})
+class PolicyWorker(Worker):
+    """One rank of the policy group."""
+
+    def __init__(self, rank: int, world_size: int, threads: int) -> None:
+        super().__init__(rank, world_size, threads)
+        self._threads = threads
+        self._store: TCPStore | None = None
+        self._broadcaster: Broadcaster | None = None
+
+    @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
+    def open_rendezvous(self, host: str) -> int:
+        """Rank 0: serve the store through which the ranks find each other; returns its port."""
+        self._store = open_store(host)
+        return int(self._store.port)
+
+    @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
+    def start(self, local_rank: int, spec: PolicySpec, host: str, port: int) -> None:
+        """Join the group and load the model. Raises ModelError, ConfigError."""
+        import torch
+
+        torch.set_num_threads(self._threads)  # OpenMP keeps this per thread, and this is the thread that computes
+        os.environ["LOCAL_RANK"] = str(local_rank)
+        if self._store is None:
+            self._store = TCPStore(host, port, is_master=False)
+        join_group(self.rank, self.world_size, self._store, device=spec.workers.device)
+        self._core = PolicyCore(spec)
+
+    @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
+    def update(self, batches: Sequence[MicroBatch], lr: float) -> StepResult:
+        return self._core.update(batches, lr=lr)
+
+    @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
+    def export(
+        self, directory: str, bucket_bytes: int, canary: Sequence[tuple[int, ...]]
+    ) -> tuple[ExportResult, list[list[float]]]:
+        """Weights into a directory, and the canary's logprobs under the same weights (rank 0; the others nothing)."""
+        result = self._core.export(Path(directory), bucket_bytes=bucket_bytes)
+        return result, self._core.canary_logprobs(canary) if self.rank == 0 else []
+
+    @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
+    def save_state(self, directory: str) -> None:
+        self._core.save_state(Path(directory))
+
+    @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
+    def load_state(self, directory: str) -> None:
+        self._core.load_state(Path(directory))
+
+    @ray.method(concurrency_group="push")  # type: ignore[untyped-decorator]
+    def open_push_store(self, host: str) -> int:
+        """Rank 0: serve the store of all push epochs; returns its port."""
+        self._broadcaster = Broadcaster(host)
+        return self._broadcaster.port
+
+    @ray.method(concurrency_group="push")  # type: ignore[untyped-decorator]
+    def broadcast(self, epoch: int, size: int, files: Sequence[str], config: PushConfig) -> BroadcastResult:
+        """Send the files' bytes to the epoch's members."""
+        if self._broadcaster is None:
+            raise RuntimeError("broadcast before open_push_store")
+        return self._broadcaster.send(epoch, size, [Path(file) for file in files], config)
+
+
+@ray.remote
+class ReferenceWorker(Worker):
+    """One rank of the reference group; ranks do not talk to each other."""
+
+    def start(self, model_dir: str, workers: WorkersConfig) -> None:
+        """Raises ModelError."""
+        self._core = ReferenceCore(Path(model_dir), workers)
+
+    def logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
+        return self._core.logprobs(batches)
+
+
+def actor_class(role: str) -> Any:
+    """The actor of a role."""
+    return {"policy": PolicyWorker, "reference": ReferenceWorker}[role]
