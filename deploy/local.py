@@ -1,0 +1,333 @@
+"""A fleet on this machine: embedded Redis, a local Ray, Serve with the gateway and the engines; and its clean end.
+
+    preflight -> lock -> Redis -> guardian -> Ray -> Serve -> healthy      every step undone in reverse, also half-way
+
+`LocalFleet` is a context manager. Nothing listens beyond loopback except the gateway where its host says so.
+"""
+
+import fcntl
+import json
+import logging
+import math
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import httpx
+import psutil
+import structlog
+from pydantic import SecretStr
+
+from deploy.config import NightshiftConfig, write_private
+from deploy.embedded_redis import EmbeddedRedis
+from deploy.preflight import check_fleet, check_model, check_redis
+from deploy.processes import Guardian, Tree, signal_handlers_kept, uninterrupted
+from deploy.tokens import Tokens, gateway_tokens
+from rollout.config import RedisConfig
+from rollout.errors import ConfigError, NightshiftError
+from services.auth import fleet_args
+from services.config import AuthConfig, FleetConfig
+
+log = structlog.get_logger(__name__)
+
+_OBJECT_STORE_BYTES = 256 * 1024**2
+_POLL_S = 0.25
+_SHUTDOWN_S = 30.0
+_GRACE_S = 5.0
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+class FleetFailed(NightshiftError, RuntimeError):
+    """The fleet did not become healthy; the message says where its logs are."""
+
+
+class LocalFleet:
+    """Starts on `__enter__` or `start()`, ends on `__exit__` or `stop()`.
+
+    Raises ConfigError (before anything is started), StoreUnavailable or FleetFailed (after everything has been ended).
+    """
+
+    def __init__(
+        self,
+        config: NightshiftConfig,
+        *,
+        progress: Callable[[str], None] = lambda _: None,
+        start_timeout_s: float = 600.0,
+        spare_cpus: float = 1.0,
+    ) -> None:
+        """`progress` is told each phase as it begins; `spare_cpus` Ray CPUs are kept for a trainer that joins."""
+        self.settings = config
+        self.config: FleetConfig = config.fleet_config()
+        self.state_dir = config.state_dir.absolute()
+        self._progress = progress
+        self._start_timeout_s = start_timeout_s
+        self._spare_cpus = spare_cpus
+        self._stack = ExitStack()
+        self._embedded: EmbeddedRedis | None = None
+        self._ray: LocalRay | None = None
+        self.ray_address = ""
+        self.tokens: Tokens
+
+    @property
+    def url(self) -> str:
+        """Of the gateway."""
+        gateway = self.config.gateway
+        host = "127.0.0.1" if gateway.host == "0.0.0.0" else gateway.host  # noqa: S104 - where a client connects
+        return f"http://{f'[{host}]' if ':' in host else host}:{gateway.port}"
+
+    @property
+    def redis(self) -> RedisConfig:
+        """With the address filled in."""
+        return self.config.redis
+
+    def start(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def prepare(self) -> None:
+        """The checks, the tokens and the lock: what can be refused before anything runs."""
+        check_model(self.config.model.path)
+        self._stack.enter_context(_only_one(self.state_dir, self.config.fleet))
+        check_fleet(self.config)
+        self.tokens = gateway_tokens(self.config.gateway, self.state_dir)
+        auth = AuthConfig(**{role: SecretStr(getattr(self.tokens, role)) for role in ("user", "rollout", "admin")})
+        self.config = self.config.model_copy(update={"gateway": self.config.gateway.model_copy(update={"auth": auth})})
+
+    def _start(self) -> None:
+        self.prepare()
+        self._progress("Redis")
+        self._start_redis()
+        self._start_ray()
+        self._serve()
+        self._announce()
+
+    def stop(self) -> None:
+        """Undo what was done, newest first; may be called at any time and again. Bounded, so Ctrl-C waits for it."""
+        with uninterrupted():
+            self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    def keep_alive(self) -> None:
+        """Start the embedded Redis again where it died; call it every few seconds."""
+        if self._embedded is None or self._ray is None:
+            return
+        # Others may use this server longer than this process lives, so it is none of the tree's.
+        self._ray.tree.unmark()
+        try:
+            self._embedded.start()
+        finally:
+            self._ray.tree.mark()
+
+    def _start_redis(self) -> None:
+        self._embedded, redis = enter_redis(self._stack, self.config.redis)
+        self.config = self.config.model_copy(update={"redis": redis})
+
+    def _start_ray(self) -> None:
+        self._progress("Ray")
+        fleet = self.config
+        needed = fleet.autoscaling.max_replicas * max(fleet.engine.cpus, 0.1) + 2 + self._spare_cpus
+        self._ray = start_ray(self._stack, num_cpus=needed, embedded=self._embedded)
+        self.ray_address = self._ray.address
+
+    def _serve(self) -> None:
+        from ray import serve
+
+        from services.app import build
+
+        gateway = self.config.gateway
+        self._progress("Serve")
+        self._stack.callback(_shutdown_serve)
+        serve.start(http_options={"host": gateway.host, "port": gateway.port}, logging_config={"log_level": "WARNING"})
+        target = serve.RunTarget(build(fleet_args(self.config)), name=self.config.fleet, route_prefix="/")
+        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        self._wait_until_running()
+        self._wait_until_answering()
+
+    def _wait_until_running(self) -> None:
+        from ray import serve
+
+        deadline = time.monotonic() + self._start_timeout_s
+        self._progress("engine: loading vLLM and the model, then the rehearsal")
+        while time.monotonic() < deadline:
+            application = serve.status().applications.get(self.config.fleet)
+            state = "" if application is None else application.status.value
+            if application is not None and state in ("DEPLOY_FAILED", "UNHEALTHY"):
+                raise FleetFailed(self._failure(f"failed to start: {_why(application)}"))
+            if state == "RUNNING":
+                return
+            time.sleep(_POLL_S)
+        raise FleetFailed(self._failure(f"was not healthy after {self._start_timeout_s:g} s"))
+
+    def _wait_until_answering(self) -> None:
+        self._progress("gateway")
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                if httpx.get(f"{self.url}/healthz", timeout=5).status_code == httpx.codes.OK:
+                    return
+            except httpx.HTTPError:
+                pass
+            time.sleep(_POLL_S)
+        raise FleetFailed(self._failure("runs, but its gateway does not answer /healthz with 200"))
+
+    def _announce(self) -> None:
+        """Leave word for other commands; the lock file says whether it still holds."""
+        path = self.state_dir / f"{self.config.fleet}.json"
+        content = {
+            "pid": os.getpid(),
+            "url": self.url,
+            "ray_address": self.ray_address,
+            "redis_url": self.redis.redacted_url,
+        }
+        self._stack.callback(path.unlink, missing_ok=True)
+        write_private(path, json.dumps(content))
+
+    def _failure(self, what: str) -> str:
+        kept = self.state_dir / "logs"
+        if self._ray is not None:
+            _keep_logs(self._ray.logs, kept)
+        return f"Fleet {self.config.fleet!r} {what}. Everything was stopped again; its logs are in {kept}."
+
+
+def enter_redis(stack: ExitStack, redis: RedisConfig) -> tuple[EmbeddedRedis | None, RedisConfig]:
+    """The settings with the address: of the server given, or of the embedded one that is started or joined.
+
+    Raises ConfigError or StoreUnavailable when the server given cannot be used.
+    """
+    if redis.url is not None:
+        check_redis(redis)
+        return None, redis
+    server = EmbeddedRedis(redis.dir)
+    stack.enter_context(server)
+    return server, redis.model_copy(update={"url": server.url})
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRay:
+    """A Ray that only this process and its children use."""
+
+    address: str
+    logs: Path
+    tree: Tree
+
+
+def start_ray(stack: ExitStack, *, num_cpus: float, embedded: EmbeddedRedis | None) -> LocalRay:
+    """Start Ray on loopback. It ends with the stack or with this process, however that ends.
+
+    `num_cpus` is a lower bound: Ray's CPUs are a number to divide, not cores.
+    """
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    tree = Tree()
+    ray_dir = Path(tempfile.mkdtemp(prefix="ns-ray-"))
+    stack.callback(shutil.rmtree, ray_dir, ignore_errors=True)
+    guardian = Guardian(tree, redis_dir=None if embedded is None else embedded.directory, remove=[ray_dir])
+    stack.callback(guardian.dismiss)
+    tree.mark()
+    stack.callback(tree.end, grace_s=_GRACE_S)
+    stack.callback(tree.unmark)
+    import ray
+
+    stack.callback(ray.shutdown)
+    with signal_handlers_kept():
+        ray.init(
+            address="local",
+            num_cpus=math.ceil(max(num_cpus, psutil.cpu_count() or 1)),
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace="nightshift",
+            _node_ip_address="127.0.0.1",
+            _temp_dir=str(ray_dir),
+        )
+    return LocalRay(str(ray.get_runtime_context().gcs_address), ray_dir / "session_latest" / "logs", tree)
+
+
+def check_trainer(config: NightshiftConfig) -> None:
+    """What a trainer needs before it starts. Raises ConfigError."""
+    train = config.train_config()
+    check_model(train.model.path)
+    for field, path in (("train.prompts.train", train.prompts.train), ("train.prompts.eval", train.prompts.eval)):
+        if path is not None and not path.is_file():
+            raise ConfigError(f"{field}={path}: no such file; give a JSONL file with one prompt a line")
+
+
+def running_fleet(state_dir: Path, fleet: str) -> dict[str, Any] | None:
+    """What a running local fleet announced; None where none runs."""
+    path = state_dir / f"{fleet}.json"
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) and psutil.pid_exists(int(content.get("pid", -1))) else None
+
+
+def _only_one(state_dir: Path, fleet: str) -> IO[str]:
+    """An open file that holds the lock as long as it, or this process, lives."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = (state_dir / f"{fleet}.lock").open("a")
+    except OSError as error:
+        raise ConfigError(f"state_dir={state_dir}: cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        other = running_fleet(state_dir, fleet) or {}
+        where = f" (pid {other['pid']}, {other['url']})" if other else ""
+        raise ConfigError(
+            f"fleet_name={fleet}: a local fleet of this name already runs{where}. Stop it, or give this one another "
+            "--fleet_name and --fleet.gateway.port."
+        ) from error
+    return file
+
+
+def _shutdown_serve() -> None:
+    """Bounded: a replica that does not let go is ended with the rest of the tree."""
+    from ray import serve
+
+    worker = threading.Thread(target=serve.shutdown, daemon=True)
+    worker.start()
+    worker.join(_SHUTDOWN_S)
+    if worker.is_alive():
+        log.warning("serve_shutdown_slow", seconds=_SHUTDOWN_S)
+
+
+def _why(application: Any) -> str:
+    """The last line that says something of Serve's message: the exception, not its traceback."""
+    messages = [application.message, *(deployment.message for deployment in application.deployments.values())]
+    lines = [line.strip() for message in messages for line in (message or "").splitlines() if line.strip()]
+    telling = [line for line in lines if "Error" in line or "Exception" in line]
+    return (telling or lines or ["no reason given"])[-1][:500]
+
+
+def _keep_logs(logs: Path, target: Path) -> None:
+    """Ray's directory goes with the fleet; its logs are wanted after a failure."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(logs, target, ignore=shutil.ignore_patterns("*.sock*"), dirs_exist_ok=True)

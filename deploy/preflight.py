@@ -1,0 +1,127 @@
+"""What must be true before a fleet is started; each check raises ConfigError with the remedy and changes nothing."""
+
+import asyncio
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+
+from rollout.config import RedisConfig
+from rollout.errors import ConfigError, StoreUnavailable
+from rollout.redis_store import RedisStore
+from services.config import FleetConfig
+
+_GIB = 1024**3
+_TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "tokenizer_config.json"))
+"""Files of which one set is enough for the engine and the trainer."""
+_ENGINE_GIB = 2.0
+"""Proportional memory of one engine's processes beside weights and KV cache."""
+_BASE_GIB = 1.5
+"""Ray, Serve, the gateway and Redis."""
+
+
+def check_fleet(fleet: FleetConfig) -> None:
+    """All of them, cheapest first."""
+    check_model(fleet.model.path)
+    check_port(fleet.gateway.host, fleet.gateway.port)
+    check_memory(fleet, psutil.virtual_memory().available)
+
+
+def check_model(path: Path) -> None:
+    """A local Hugging Face directory with config, weights and tokenizer."""
+    if not path.is_dir():
+        raise ConfigError(f"model.path={path}: no such directory; give a local Hugging Face model directory")
+    try:
+        config = json.loads((path / "config.json").read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"model.path={path}: config.json is missing; this is not a Hugging Face model") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path={path}: config.json cannot be read: {error}") from error
+    if not isinstance(config, dict) or not config.get("architectures"):
+        raise ConfigError(f"model.path={path}: config.json names no architectures; save the model with save_pretrained")
+    if not config.get("model_type"):
+        raise ConfigError(f"model.path={path}: config.json names no model_type; save the model with save_pretrained")
+    _check_weights(path)
+    if not any(all((path / name).is_file() for name in names) for names in _TOKENIZERS):
+        raise ConfigError(f"model.path={path}: no tokenizer.json; save the tokenizer into the same directory")
+
+
+def _check_weights(path: Path) -> None:
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"model.path={path}: no *.safetensors file; save the model with safetensors")
+    for file in files:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = stream.read(min(length, 100_000_000))
+        try:
+            end = max(entry["data_offsets"][1] for name, entry in json.loads(header).items() if name != "__metadata__")
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"model.path={path}: {file.name} is not a safetensors file; copy it again") from error
+        if file.stat().st_size < 8 + length + end:
+            raise ConfigError(
+                f"model.path={path}: {file.name} has {file.stat().st_size} bytes and needs {8 + length + end}; "
+                "the copy is incomplete, make it again"
+            )
+
+
+def check_port(host: str, port: int) -> None:
+    """Nobody listens there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"fleet.gateway.port={port} on {host} cannot be used: {error.strerror}. Stop what listens there "
+                f"(ss -ltnp 'sport = :{port}' shows it) or choose another port with --fleet.gateway.port."
+            ) from error
+
+
+def check_redis(redis: RedisConfig) -> None:
+    """The server at `redis.url` answers and takes the login.
+
+    Raises ConfigError for what is no address, StoreUnavailable when nobody answers there.
+    """
+    # in a thread of its own, because the caller's may already run a loop
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, _greet(redis)).result()
+
+
+async def _greet(redis: RedisConfig) -> None:
+    shown = redis.redacted_url
+    try:
+        store = await RedisStore.connect(redis, role="preflight")
+    except StoreUnavailable as error:
+        text = str(error).replace(redis.url or shown, shown)
+        raise StoreUnavailable(
+            f"redis.url={shown}: {text}. Start that server, or leave redis.url (and REDIS_URL) out for one of its own."
+        ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"redis.url={shown}: not an address ({error}); redis://host:port, rediss://host:port or unix:///path is "
+            "expected"
+        ) from None
+    await store.close()
+
+
+def needed_gib(fleet: FleetConfig) -> float:
+    """What the replicas that always run take, in GiB."""
+    engine = fleet.engine
+    weights = sum(file.stat().st_size for file in fleet.model.path.glob("*.safetensors")) / _GIB
+    cache = float(engine.kv_cache_gib) if engine.device == "cpu" else 0.0
+    return _BASE_GIB + fleet.autoscaling.min_replicas * (_ENGINE_GIB + 2 * weights + cache)
+
+
+def check_memory(fleet: FleetConfig, available_bytes: float) -> None:
+    """Enough free memory for `autoscaling.min_replicas` engines."""
+    needed, available = needed_gib(fleet), available_bytes / _GIB
+    if available < needed:
+        raise ConfigError(
+            f"Not enough memory: {available:.1f} GiB are free and {fleet.autoscaling.min_replicas} engine(s) with "
+            f"fleet.engine.kv_cache_gib={fleet.engine.kv_cache_gib} need about {needed:.1f} GiB. Stop other programs, "
+            "or lower fleet.autoscaling.min_replicas or fleet.engine.kv_cache_gib."
+        )

@@ -1,0 +1,82 @@
+"""`nightshift status`: what GET /v1/status says, as a table or one line."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from deploy.local import running_fleet
+from deploy.tokens import client_token
+from rollout.client import RolloutClient
+from rollout.errors import StoreUnavailable
+
+_DEFAULT_URL = "http://127.0.0.1:8000"
+_RETRY_S = 3.0
+
+
+def gateway_url(args: argparse.Namespace) -> str:
+    """The one given, else the local fleet's, else the default."""
+    found = running_fleet(args.state_dir, args.fleet_name)
+    return str(args.url or (found or {}).get("url") or _DEFAULT_URL)
+
+
+@contextmanager
+def gateway(args: argparse.Namespace, role: str) -> Iterator[RolloutClient]:
+    """A client with this machine's token. Raises ConfigError without one, StoreUnavailable when nobody answers."""
+    url = gateway_url(args)
+    with RolloutClient(url, client_token(role, args.state_dir), retry_s=_RETRY_S) as client:
+        try:
+            yield client
+        except StoreUnavailable as error:
+            raise StoreUnavailable(
+                f"{url}: {error}. Start a fleet with `nightshift serve`, or name one by --url."
+            ) from error
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print it. Raises StoreUnavailable when nobody answers, ConfigError without a token."""
+    with gateway(args, "admin") as client:
+        status = client.status()
+    if args.json:
+        print(json.dumps(status, indent=2))
+        return 0
+    _print_tables(status)
+    return 0
+
+
+def summary(status: dict[str, Any]) -> str:
+    """One line of the same figures."""
+    seats, users = status["seats"], status["users"]
+    states = [replica["state"] for replica in status["replicas"]]
+    ledgers = [run["ledger"] for run in status["runs"].values()]
+    waiting = sum(ledger["queued"] for ledger in ledgers)
+    trained = sum(ledger["trained"] for ledger in ledgers)
+    return (
+        f"replicas {states.count('healthy')}/{len(states)} healthy | version {status['current_version']} | "
+        f"seats {seats['users']} users {seats['rollouts']} rollouts {seats['free']} free | "
+        f"groups {waiting} queued {trained} trained | TTFT p95 {_ms(users['ttft_ms'].get('p95'))}"
+    )
+
+
+def _print_tables(status: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(f"fleet {status['fleet']}, model {status['model']}, durability {status['durability']}")
+    console.print(summary(status))
+    replicas = Table("replica", "state", "version", "seats", "users", "rollouts", "tokens", "detail", title="Replicas")
+    for beat in status["replicas"]:
+        figures = ("version", "seats_total", "seats_users", "seats_rollouts", "rollout_tokens")
+        replicas.add_row(beat["replica"], beat["state"], *(str(beat[figure]) for figure in figures), beat["detail"])
+    console.print(replicas)
+    for run, content in status["runs"].items():
+        ledger = content["ledger"]
+        table = Table(*ledger, title=f"Run {run} (groups)")
+        table.add_row(*(str(number) for number in ledger.values()))
+        console.print(table)
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f} ms"
