@@ -1,0 +1,33 @@
+"""Fixtures of every tier: one Redis and ONE fleet for the whole session, both real."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.embedded_redis import EmbeddedRedis
+from rollout.errors import StoreUnavailable
+from tests.running_fleet import RunningFleet, run_fleet
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    """A real server for the whole session; tests keep apart by the name of their run."""
+    server = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
+    try:
+        server.start()
+    except StoreUnavailable as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    """`nightshift serve` in a process of its own: a tiny Qwen3 policy, float32, one replica that may become two."""
+    directory: Path = tmp_path_factory.mktemp("fleet")
+    with run_fleet(directory) as running:
+        yield running

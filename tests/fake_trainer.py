@@ -1,0 +1,118 @@
+"""The trainer's half of a push, reduced to plain files: publishes seeded versions and broadcasts them."""
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import distributed as dist
+
+from rollout.board import Board, CurrentVersion, Heartbeat, Invitation, Membership
+from rollout.weights import Bucket, Canary, WeightManifest, file_sha256, version_dir
+from services.rehearsal import canary_ids, independent_logprobs
+
+BUCKET = "model.safetensors"
+
+
+@dataclass
+class FakeTrainer:
+    """Holds the run's writer token and publishes under it."""
+
+    fleet: str
+    run: str
+    board: Board
+    token: int
+    model: Path
+    weights: Path
+
+    async def publish(
+        self, *, noise: float = 0.05, canary_shift: float = 0.0, token: int | None = None
+    ) -> WeightManifest:
+        """Write the next version (not yet current): the model plus noise seeded by its number."""
+        version = await self.board.reserve_version(self.run, self.token, at_least=1)
+        return await asyncio.to_thread(self._write, version, noise, canary_shift, token or self.token)
+
+    async def make_current(self, manifest: WeightManifest) -> None:
+        directory = str(version_dir(self.weights, manifest.version))
+        current = CurrentVersion("policy", manifest.version, directory, manifest.digest, manifest.fencing_token)
+        await self.board.set_current(self.run, self.token, current)
+
+    async def push(self, manifest: WeightManifest, *, replicas: int, spoil: bool = False) -> None:
+        """Invite, freeze when `replicas` acked, broadcast; `spoil` sends zeros instead of the bytes."""
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        invitation = Invitation(
+            epoch=0,
+            run=self.run,
+            version=manifest.version,
+            digest=manifest.digest,
+            directory=str(version_dir(self.weights, manifest.version)),
+            store_host="127.0.0.1",
+            store_port=store.port,
+            backend="gloo",
+            fencing_token=self.token,
+            op_timeout_s=10.0,
+            form_timeout_s=15.0,
+            deadline_s=60.0,
+        )
+        epoch = await self.board.open_epoch(self.fleet, invitation)
+        await self.make_current(manifest)
+        while len(acks := await self.board.acks(self.fleet, epoch)) < replicas:  # noqa: ASYNC110  state of a server
+            await asyncio.sleep(0.01)
+        await self.board.freeze(self.fleet, self.token, membership(epoch, acks))
+        ranks = membership(epoch, acks).ranks
+        await asyncio.to_thread(self._broadcast, store, epoch, len(ranks) + 1, manifest, spoil)
+
+    async def beat_where(self, wanted: Callable[[Heartbeat], bool], *, timeout_s: float = 60.0) -> Heartbeat:
+        """The first heartbeat that satisfies `wanted`."""
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            for beat in await self.board.replicas(self.fleet):
+                if wanted(beat):
+                    return beat
+            await asyncio.sleep(0.05)
+        raise TimeoutError(f"no such heartbeat in {timeout_s} s: {await self.board.replicas(self.fleet)}")
+
+    def _write(self, version: int, noise: float, canary_shift: float, token: int) -> WeightManifest:
+        directory = version_dir(self.weights, version)
+        directory.mkdir(parents=True)
+        for file in self.model.iterdir():
+            if file.name != BUCKET:
+                shutil.copyfile(file, directory / file.name)
+        torch.manual_seed(version)
+        tensors = {k: v + noise * torch.randn_like(v) for k, v in load_file(self.model / BUCKET).items()}
+        save_file(tensors, directory / BUCKET, metadata={"format": "pt"})
+        ids = canary_ids(64)
+        logprobs = tuple(tuple(p + canary_shift for p in row) for row in independent_logprobs(directory, ids))
+        manifest = WeightManifest(
+            policy="policy",
+            version=version,
+            step=version,
+            tensors=(),
+            buckets=(Bucket(BUCKET, (directory / BUCKET).stat().st_size, file_sha256(directory / BUCKET)),),
+            canary=Canary(ids, logprobs),
+            fencing_token=token,
+            created_ms=int(time.time() * 1000),
+        )
+        (directory / "manifest.json").write_text(manifest.to_json())
+        return manifest
+
+    def _broadcast(self, store: dist.TCPStore, epoch: int, size: int, manifest: WeightManifest, spoil: bool) -> None:
+        group = dist.ProcessGroupGloo(dist.PrefixStore(f"epoch/{epoch}", store), 0, size, timedelta(seconds=10))
+        for bucket in manifest.buckets:
+            data = bytearray((version_dir(self.weights, manifest.version) / bucket.file).read_bytes())
+            tensor = torch.frombuffer(data, dtype=torch.uint8)
+            group.broadcast(torch.zeros_like(tensor) if spoil else tensor, 0).wait()
+
+
+def membership(epoch: int, acks: dict[str, str]) -> Membership:
+    """One receiver a host, the others follow it."""
+    receivers: dict[str, str] = {}
+    for replica, host in sorted(acks.items()):
+        receivers.setdefault(host, replica)
+    ranks = {replica: i + 1 for i, replica in enumerate(receivers.values())}
+    return Membership(epoch, ranks, {r: receivers[h] for r, h in acks.items() if r not in ranks})

@@ -1,0 +1,64 @@
+"""A local fleet's processes end with its main process, however that one ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+MAIN = """
+import json, subprocess, sys, time
+from contextlib import ExitStack
+from pathlib import Path
+from deploy.local import enter_redis, start_ray
+from rollout.config import RedisConfig
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+stack = ExitStack()
+embedded, redis = enter_redis(stack, RedisConfig(dir=Path(sys.argv[1])))
+ray = start_ray(stack, num_cpus=1, embedded=embedded)
+subprocess.Popen([sys.executable, "-c", STUBBORN], start_new_session=True)
+pids = [process.pid for process in ray.tree.members()]
+print(json.dumps({"tree": pids, "redis": embedded.pid, "ray_dir": str(ray.logs.parents[1])}), flush=True)
+try:
+    time.sleep(600)
+finally:
+    stack.close()
+"""
+
+
+def wait_until_gone(pids: list[int], *, seconds: float = 40.0) -> list[int]:
+    deadline = time.monotonic() + seconds
+    while (alive := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return alive
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_when_the_main_process_ends(number: signal.Signals, tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", MAIN, str(tmp_path / "redis")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    started = next(json.loads(line) for line in process.stdout if line.startswith("{"))
+    assert len(started["tree"]) >= 3
+    assert is_running(started["redis"])
+
+    os.kill(process.pid, number)
+    process.wait(60)
+
+    assert wait_until_gone([*started["tree"], started["redis"]]) == []
+    deadline = time.monotonic() + 10
+    while Path(started["ray_dir"]).exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not Path(started["ray_dir"]).exists()

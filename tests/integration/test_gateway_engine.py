@@ -1,0 +1,123 @@
+"""The gateway in front of a real engine: unchanged OpenAI clients, rollouts by HTTP, and no other door."""
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from rollout.client import RolloutClient
+from tests.running_fleet import RunningFleet
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture
+def user(fleet: RunningFleet) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{fleet.url}/v1", api_key=fleet.tokens.user, http_client=httpx.Client(trust_env=False), max_retries=0
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+def model(user: openai.OpenAI) -> str:
+    (card,) = user.models.list().data
+    return card.id
+
+
+def test_completions_whole_and_streamed(user: openai.OpenAI, model: str) -> None:
+    asked = {"model": model, "prompt": "the quick brown fox", "max_tokens": 8, "temperature": 0}
+    whole = user.completions.create(**asked, stream=False)  # type: ignore[call-overload]
+    pieces = list(user.completions.create(**asked, stream=True))  # type: ignore[call-overload]
+    assert whole.usage.completion_tokens <= 8
+    assert "".join(piece.choices[0].text for piece in pieces if piece.choices) == whole.choices[0].text
+
+
+def test_chat_whole_and_streamed(user: openai.OpenAI, model: str) -> None:
+    asked = {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "temperature": 0}
+    whole = user.chat.completions.create(**asked, stream=False)  # type: ignore[call-overload]
+    pieces = list(user.chat.completions.create(**asked, stream=True))  # type: ignore[call-overload]
+    said = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+    assert said == whole.choices[0].message.content
+
+
+def test_a_client_without_limits_of_its_own_is_served(user: openai.OpenAI, model: str) -> None:
+    answer = user.chat.completions.create(model=model, messages=[{"role": "user", "content": "hello"}])
+    assert answer.choices[0].finish_reason in {"stop", "length"}
+
+
+def test_refusals_reach_the_client_as_its_own_errors(user: openai.OpenAI, model: str, fleet: RunningFleet) -> None:
+    with pytest.raises(openai.NotFoundError, match="gpt-9"):
+        user.completions.create(model="gpt-9", prompt="a")
+    with pytest.raises(openai.BadRequestError, match=str(fleet.config.engine.max_model_len)):
+        user.completions.create(model=model, prompt="fox " * 2000, max_tokens=1)
+    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+        user.completions.create(model=model, prompt="a", max_tokens=10**6)
+    with pytest.raises(openai.AuthenticationError):
+        user.with_options(api_key="wrong").models.list()
+
+
+def test_rollouts_by_http_are_generated_scored_and_streamed(fleet: RunningFleet) -> None:
+    with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
+        rollout = client.submit(
+            ["the quick", [{"role": "user", "content": "hello"}], [5, 6, 7]],
+            n=4,
+            sampling={"max_tokens": 6},
+            reward={"name": "vowels"},
+            metadata={"who": "test"},
+        )
+        groups = list(client.stream(rollout.id, wait_s=120))
+        assert {g.index for g in groups} == {0, 1, 2}
+        assert client.get(rollout.id).counts == {"delivered": 3}
+    for sample in (s for g in groups for s in g.samples):
+        (segment,) = sample.segments
+        assert len(segment.response_ids) == len(segment.behavior_logprobs)
+        assert all(logprob <= 0 for logprob in segment.behavior_logprobs)
+        assert segment.version_spans[0][1] == 0
+        assert segment.version_spans[-1][2] == len(segment.response_ids)
+
+
+def test_status_and_health_show_the_engine(fleet: RunningFleet) -> None:
+    assert httpx.get(f"{fleet.url}/healthz", trust_env=False).status_code == 200
+    with RolloutClient(fleet.url, fleet.tokens.admin) as client:
+        status = client.status()
+    assert status["seats"]["total"] >= fleet.config.engine.max_num_seqs
+    assert status["durability"] == "always"
+    assert all(run["ledger"]["balance"] == 0 for run in status["runs"].values())
+
+
+def listening_ports(pid: int) -> set[tuple[str, int]]:
+    root = psutil.Process(pid)
+    found = set()
+    for process in (root, *root.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            for connection in process.net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN:
+                    found.add((connection.laddr.ip, connection.laddr.port))
+    return found
+
+
+def serves_models(host: str, port: int, token: str) -> bool:
+    """Whether OpenAI routes answer there, with or without a token."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    for headers in ({}, {"Authorization": f"Bearer {token}"}):
+        try:
+            answer = httpx.get(f"http://{host}:{port}/v1/models", headers=headers, timeout=3, trust_env=False).json()
+        except (httpx.HTTPError, ValueError):
+            continue
+        if isinstance(answer, dict) and answer.get("object") == "list":
+            return True
+    return False
+
+
+def test_no_other_port_of_the_fleet_answers_like_an_engine(fleet: RunningFleet) -> None:
+    ports = listening_ports(fleet.pid)
+    gateway = fleet.config.gateway.port
+    assert gateway in {port for _, port in ports}, "the scan must see the gateway, or it sees nothing"
+    with ThreadPoolExecutor(len(ports)) as pool:
+        answers = pool.map(lambda address: serves_models(*address, fleet.tokens.admin), ports)
+        assert {port for (_, port), serves in zip(ports, answers, strict=True) if serves} == {gateway}

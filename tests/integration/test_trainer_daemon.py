@@ -1,0 +1,319 @@
+"""The trainer daemon against a real Redis and a simulated engine."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+import ray
+import torch
+from transformers import AutoModelForCausalLM
+
+from rollout.redis_board import RedisBoard
+from rollout.redis_queue import RedisQueue
+from rollout.redis_store import RedisStore
+from tests.simulated_engine import SimulatedEngine, low_ids, running
+from tests.tiny_models import build_policy
+from tests.trainer_kit import Daemon, metrics, steps_reached, train_config, write_prompts
+from trainer import daemon as daemon_module
+from trainer.checkpoint import CheckpointStore, TrainerState
+from trainer.config import TrainConfig
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_policy(tmp_path_factory.mktemp("policy"), "qwen3_tied")
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    """One cluster for the daemons of this module; starting one takes seconds."""
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+    try:
+        yield str(ray.get_runtime_context().gcs_address)
+    finally:
+        ray.shutdown()
+
+
+def engine_for(store: RedisStore, config: TrainConfig, **options: bool) -> SimulatedEngine:
+    return SimulatedEngine(
+        store, fleet=config.fleet, run=config.run, model_dir=config.model.path, reward=low_ids, **options
+    )
+
+
+async def balanced(store: RedisStore, run: str) -> RedisQueue:
+    queue = RedisQueue(store, run)
+    ledger = await queue.ledger()
+    assert ledger.balance == 0
+    assert ledger == await queue.audit()
+    return queue
+
+
+async def test_a_run_learns_and_leaves_a_complete_account(
+    tmp_path: Path, redis_store: RedisStore, model_dir: Path, ray_address: str
+) -> None:
+    config = train_config(
+        tmp_path,
+        redis_store.config,
+        "learns",
+        model_dir,
+        ray_address=ray_address,
+        steps=12,
+        batch_groups=8,
+        prompts={
+            "train": write_prompts(tmp_path / "train.jsonl"),
+            "eval": write_prompts(tmp_path / "eval.jsonl", 8, offset=500),
+        },
+    )
+    daemon = Daemon(config, tmp_path)
+    try:
+        async with running(engine_for(redis_store, config)) as engine:
+            assert await daemon.exit_code() == 0, daemon.output
+    finally:
+        daemon.end()
+    summary = json.loads((config.run_dir / "summary.json").read_text())
+    assert summary["steps"] == 12
+    assert summary["reward_after"]["sampled"] > summary["reward_before"]["sampled"] + 0.1
+    assert summary["groups_trained"] == 96
+    assert len(summary["pushes"]) == 13
+    assert max(engine.canary_gaps) < 1e-4
+    assert all(not push["missing"] for push in summary["pushes"])
+    queue = await balanced(redis_store, config.run)
+    assert (await queue.ledger()).trained == 96
+    assert await RedisBoard(redis_store).attached_run(config.fleet) is None
+    engine_gaps = [line["engine_gap"] for line in metrics(config.run_dir) if "engine_gap" in line]
+    assert max(engine_gaps) < 1e-4
+    newest = max((config.run_dir / "checkpoints").glob("step-*"))
+    model = AutoModelForCausalLM.from_pretrained(newest / "policy")
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+async def test_a_killed_run_resumes_without_reusing_a_version_or_a_group(
+    tmp_path: Path, redis_store: RedisStore, model_dir: Path, ray_address: str
+) -> None:
+    config = train_config(
+        tmp_path,
+        redis_store.config,
+        "killed",
+        model_dir,
+        steps=9,
+        ray_address=ray_address,
+        checkpoint={"every": 4, "keep": 1},  # the second session outlives the checkpoint it resumed from
+    )
+    async with running(engine_for(redis_store, config)) as engine:
+        first = Daemon(config, tmp_path)
+        try:
+            await steps_reached(config.run_dir, 6, first)
+            first.send(signal.SIGKILL)
+            assert await first.exit_code() == -signal.SIGKILL
+        finally:
+            first.end()
+        journal = [json.loads(line) for line in (config.run_dir / "journal.jsonl").read_text().splitlines()]
+        second = Daemon(config, tmp_path)
+        try:
+            assert await second.exit_code() == 0, second.output
+        finally:
+            second.end()
+    after = [json.loads(line) for line in (config.run_dir / "journal.jsonl").read_text().splitlines()]
+    assert after[: len(journal)] == journal
+    assert [entry["step"] for entry in after] == list(range(1, 10))
+    ids = [group for entry in after for group in entry["group_ids"]]
+    assert len(ids) == len(set(ids)) == 36
+    assert engine.versions_seen == sorted(set(engine.versions_seen))
+    queue = await balanced(redis_store, config.run)
+    assert (await queue.ledger()).trained == 36
+    repeated = [line["step"] for line in metrics(config.run_dir)]
+    assert repeated.count(5) == 2
+    assert json.loads((config.run_dir / "summary.json").read_text())["groups_trained"] == 36
+
+
+async def test_a_run_whose_newest_checkpoint_is_damaged_trains_its_lost_steps_anew(
+    tmp_path: Path, redis_store: RedisStore, model_dir: Path, ray_address: str
+) -> None:
+    config = train_config(
+        tmp_path, redis_store.config, "damaged", model_dir, steps=4, ray_address=ray_address, checkpoint={"every": 2}
+    )
+    async with running(engine_for(redis_store, config)):
+        for steps in (4, 5):
+            daemon = Daemon(config.model_copy(update={"steps": steps}), tmp_path)
+            try:
+                assert await daemon.exit_code() == 0, daemon.output
+            finally:
+                daemon.end()
+            if steps == 4:
+                (config.run_dir / "checkpoints" / "step-00000004" / "optimizer.safetensors").write_bytes(b"?")
+    summary = json.loads((config.run_dir / "summary.json").read_text())
+    assert (summary["step"], summary["lost_steps"], summary["groups_trained"]) == (5, 2, 20)
+    lines = metrics(config.run_dir)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 3, 4, 5]
+    assert all(line["applied"] for line in lines)
+    assert (await (await balanced(redis_store, config.run)).ledger()).trained == 28
+
+
+async def test_sigterm_checkpoints_settles_and_exits_zero(
+    tmp_path: Path, redis_store: RedisStore, model_dir: Path
+) -> None:
+    config = train_config(tmp_path, redis_store.config, "stopped", model_dir, steps=500, checkpoint={"every": 100})
+    async with running(engine_for(redis_store, config)):
+        daemon = Daemon(config, tmp_path)
+        try:
+            await steps_reached(config.run_dir, 2, daemon)
+            daemon.send(signal.SIGTERM)
+            assert await daemon.exit_code() == 0, daemon.output
+        finally:
+            daemon.end()
+    done = metrics(config.run_dir)[-1]["step"]
+    assert (config.run_dir / "checkpoints" / f"step-{done:08d}" / "manifest.json").exists()
+    queue = await balanced(redis_store, config.run)
+    assert (await queue.ledger()).trained == done * config.batch_groups
+    token = await queue.acquire_writer("someone else", ttl_s=5)
+    await queue.release_writer(token)
+
+
+async def test_sigterm_while_the_workers_load_exits_zero_and_lets_go(
+    tmp_path: Path, redis_store: RedisStore, model_dir: Path, ray_address: str
+) -> None:
+    """The workers never find room, so the daemon stays at loading them."""
+    workers = {"cpus": 64, "start_timeout_s": 600}
+    config = train_config(tmp_path, redis_store.config, "loading", model_dir, ray_address=ray_address, workers=workers)
+    daemon = Daemon(config, tmp_path)
+    try:
+        while await RedisBoard(redis_store).attached_run(config.fleet) != config.run:
+            assert daemon.alive, daemon.output
+            await asyncio.sleep(0.05)
+        daemon.send(signal.SIGTERM)
+        assert await daemon.exit_code(30) == 0, daemon.output
+    finally:
+        daemon.end()
+    queue = RedisQueue(redis_store, config.run)
+    await queue.release_writer(await queue.acquire_writer("someone else", ttl_s=5))
+
+
+async def test_a_checkpoint_that_an_earlier_trainer_wrote_while_this_one_waited_is_resumed(
+    tmp_path: Path, redis_store: RedisStore, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = train_config(tmp_path, redis_store.config, "waited", model_dir, writer_ttl_s=20.0)
+    resumed: list[int] = []
+
+    async def train(_stack: object, _config: object, _claim: object, inputs: daemon_module.Inputs, *_: object) -> None:
+        resumed.append(inputs.checkpoint.state.step if inputs.checkpoint else 0)
+
+    async def write(directory: Path) -> None:
+        (directory / "policy" / "model.safetensors").write_bytes(b"weights")
+
+    monkeypatch.setattr(daemon_module, "_Ray", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(daemon_module, "_train", train)
+    queue = RedisQueue(redis_store, config.run)
+    token = await queue.acquire_writer("earlier", ttl_s=20)
+    refused = asyncio.Event()
+    monkeypatch.setattr(daemon_module.log, "info", lambda *_, **__: refused.set())
+    checkpoints = CheckpointStore(config.run_dir / "checkpoints", keep=1)
+    await checkpoints.save(TrainerState(2, 0, 2), write)
+    session = asyncio.create_task(daemon_module._session(config))
+    await asyncio.wait_for(refused.wait(), 20)
+    await checkpoints.save(TrainerState(4, 0, 4), write)
+    await queue.release_writer(token)
+    assert await asyncio.wait_for(session, 20) == 0
+    assert resumed == [4]
+
+
+async def test_a_fenced_trainer_stops_at_once(
+    tmp_path: Path, redis_store: RedisStore, model_dir: Path, ray_address: str
+) -> None:
+    config = train_config(tmp_path, redis_store.config, "fenced", model_dir, ray_address=ray_address, steps=500)
+    async with running(engine_for(redis_store, config)):
+        daemon = Daemon(config, tmp_path)
+        try:
+            await steps_reached(config.run_dir, 1, daemon)
+            # The claim is taken over the way an operator would after a partition: by making it end early.
+            await redis_store.command("HSET", f"{config.redis.namespace}:{{{config.run}}}:writer", "until", "0")
+            queue = RedisQueue(redis_store, config.run)
+            token = await queue.acquire_writer("usurper", ttl_s=60)
+            assert await daemon.exit_code(30) == 3, daemon.output
+            await queue.renew_writer(token, ttl_s=60)
+        finally:
+            daemon.end()
+
+
+async def test_groups_that_are_too_old_are_dropped_as_stale(
+    tmp_path: Path, redis_store: RedisStore, model_dir: Path, ray_address: str
+) -> None:
+    """The engine never takes a version: everything is sampled by version 0 and soon too old."""
+    config = train_config(
+        tmp_path,
+        redis_store.config,
+        "stale",
+        model_dir,
+        ray_address=ray_address,
+        steps=50,
+        push={"collective": False, "deadline_s": 0.5},
+        staleness={"max_age": 2, "eta": 1},
+    )
+    async with running(engine_for(redis_store, config, follow=False)):
+        daemon = Daemon(config, tmp_path)
+        try:
+            await steps_reached(config.run_dir, 2, daemon)
+            queue = RedisQueue(redis_store, config.run)
+            while (await queue.ledger()).stale < 8:
+                assert daemon.alive, daemon.output
+            daemon.send(signal.SIGTERM)
+            assert await daemon.exit_code() == 0, daemon.output
+        finally:
+            daemon.end()
+    assert metrics(config.run_dir)[-1]["step"] == 2
+    assert metrics(config.run_dir)[-1]["staleness_max"] == 2
+    await balanced(redis_store, config.run)
+
+
+async def test_two_ranks_with_a_reference_and_overlapped_evaluation(
+    tmp_path: Path, redis_store: RedisStore, model_dir: Path, ray_address: str
+) -> None:
+    config = train_config(
+        tmp_path,
+        redis_store.config,
+        "reference",
+        model_dir,
+        ray_address=ray_address,
+        workers={"cpus": 0.1, "world_size": 2, "zero_stage": 1},
+        algorithm={"kl_coef": 0.05},
+        evaluation={"every": 2, "n": 2},
+        health_port=free_port(),
+        prompts={
+            "train": write_prompts(tmp_path / "train.jsonl"),
+            "eval": write_prompts(tmp_path / "eval.jsonl", 4, offset=500),
+        },
+    )
+    async with running(engine_for(redis_store, config)):
+        daemon = Daemon(config, tmp_path)
+        try:
+            await steps_reached(config.run_dir, 1, daemon)
+            status = await asyncio.to_thread(fetch, f"http://127.0.0.1:{config.health_port}/status")
+            assert json.loads(status)["run"] == "reference"
+            assert "nightshift_trainer_step " in await asyncio.to_thread(
+                fetch, f"http://127.0.0.1:{config.health_port}/metrics"
+            )
+            assert await daemon.exit_code() == 0, daemon.output
+        finally:
+            daemon.end()
+    lines = metrics(config.run_dir)
+    assert lines[0]["reference_kl"] == pytest.approx(0, abs=1e-6)
+    assert lines[-1]["reference_kl"] > 0
+    labels = [e["label"] for e in json.loads((config.run_dir / "summary.json").read_text())["evaluations"]]
+    assert {"start", "step-2", "end"} <= set(labels)
+    await balanced(redis_store, config.run)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def fetch(url: str) -> str:
+    with urlopen(url, timeout=10) as answer:
+        return str(answer.read().decode())

@@ -1,0 +1,141 @@
+"""A fleet started as a user starts one, by `nightshift serve` and a TOML file, and what a test needs to talk to it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.config import NightshiftConfig, load
+from deploy.tokens import Tokens, read_tokens
+from rollout.config import RedisConfig
+from services.config import FleetConfig
+from tests.tiny_models import Architecture, build_policy
+
+START_S = 280.0
+STOP_S = 60.0
+TESTS = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class RunningFleet:
+    """Everything a client, a trainer or a test of the queue needs."""
+
+    url: str
+    tokens: Tokens
+    redis: RedisConfig
+    """With the address filled in."""
+    config: FleetConfig
+    toml: Path
+    """Its configuration; `nightshift train -c` takes it too, with a [train] table of the test's own."""
+    state_dir: Path
+    pid: int
+    """Of `nightshift serve`."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def write_toml(directory: Path, *, model: Path, port: int, run: str = "default", max_replicas: int = 2) -> Path:
+    """A configuration as small as an engine takes, with a reward of the user's own."""
+    path = directory / "nightshift.toml"
+    path.write_text(
+        f"""
+run = "{run}"
+state_dir = "{directory / "state"}"
+
+[model]
+path = "{model}"
+
+[redis]
+dir = "{directory / "redis"}"
+
+[rewards]
+python_path = ["{TESTS}"]
+[rewards.functions.vowels]
+function = "user_reward:share_of_vowels"
+timeout_s = 5
+
+[fleet.engine]
+dtype = "float32"
+max_model_len = 256
+max_num_seqs = 16
+
+[fleet.harvest]
+user_reserve = 4
+
+[fleet.autoscaling]
+max_replicas = {max_replicas}
+
+[fleet.gateway]
+port = {port}
+[fleet.gateway.limits]
+max_tokens = 64
+"""
+    )
+    return path
+
+
+@contextmanager
+def run_fleet(
+    directory: Path, *, architecture: Architecture = "qwen3_tied", max_replicas: int = 2
+) -> Iterator[RunningFleet]:
+    """Start it, wait until it is healthy, and end it; its end is part of what is tested."""
+    model = directory / "model"
+    build_policy(model, architecture)
+    toml = write_toml(directory, model=model, port=free_port(), max_replicas=max_replicas)
+    log = directory / "serve.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "deploy.cli", "serve", "-c", str(toml)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=TESTS.parent,
+            env={name: value for name, value in os.environ.items() if name != "REDIS_URL"},
+        )
+    try:
+        yield _wait(process, load([toml]), toml, log)
+        assert process.poll() is None, f"the fleet ended by itself: {log.read_text()[-2000:]}"
+    finally:
+        _end(process)
+
+
+def _wait(process: "subprocess.Popen[bytes]", settings: NightshiftConfig, toml: Path, log: Path) -> RunningFleet:
+    announcement = settings.state_dir / f"{settings.fleet_name}.json"
+    deadline = time.monotonic() + START_S
+    while not announcement.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"nightshift serve did not become healthy: {log.read_text()[-4000:]}")
+        time.sleep(0.2)
+    announced = json.loads(announcement.read_text())
+    config = settings.fleet_config()
+    redis = config.redis.model_copy(update={"url": announced["redis_url"]})
+    return RunningFleet(
+        url=announced["url"],
+        tokens=Tokens(**read_tokens(settings.state_dir)),
+        redis=redis,
+        config=config.model_copy(update={"redis": redis}),
+        toml=toml,
+        state_dir=settings.state_dir,
+        pid=process.pid,
+    )
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise

@@ -1,0 +1,235 @@
+"""The demo's pure parts: splits, timings, goals, metrics reading, the tokenizer and the configuration it writes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.demo.goals import judge
+from deploy.demo.observer import Observer
+from deploy.demo.plot import draw
+from deploy.demo.policy import Recipe, build_tokenizer, gate_opens
+from deploy.demo.report import gap, verified_versions
+from deploy.demo.score import Score
+from deploy.demo.settings import demo_config
+from deploy.demo.task import TRAIN_SEED, WARMUP_SEED, entries, held_out, prompt_of, questions, write_splits
+from deploy.demo.traffic import WITH, WITHOUT, Timing, summary, timing
+from rollout.board import AppliedPush, PushPath
+from rollout.errors import ConfigError
+from rollout.rewards import RewardInput, reasoning_gym
+
+
+def test_held_out_questions_are_in_no_other_split(tmp_path: Path) -> None:
+    train, evaluation = write_splits(tmp_path, train_size=500)
+    held = {json.loads(line)["prompt"] for line in evaluation.read_text().splitlines()}
+    assert held == {prompt_of(e) for e in held_out()}
+    assert held.isdisjoint(json.loads(line)["prompt"] for line in train.read_text().splitlines())
+    for seed in (WARMUP_SEED, TRAIN_SEED):
+        assert questions(held_out()).isdisjoint(questions(entries(seed, 500, exclude=questions(held_out()))))
+
+
+@pytest.mark.parametrize(
+    ("completion", "finish", "reward"), [("ekilrood", "stop", 1), ("ekilrodo", "stop", 0), ("ekilrood", "length", 0)]
+)
+def test_only_the_whole_word_with_its_end_scores(completion: str, finish: str, reward: float) -> None:
+    metadata = {
+        "answer": "ekilrood",
+        "entry": {"question": "q", "answer": "ekilrood", "metadata": {"word": "doorlike"}},
+    }
+    params = {"dataset": "spell_backward", "threshold": 0.999, "require_stop": True}
+    sample = RewardInput("doorlike ->\n", completion, finish, metadata, params, ())
+    assert reasoning_gym(sample) == reward
+
+
+def test_tokenizer_gives_back_every_printable_character() -> None:
+    tokenizer = build_tokenizer()
+    text = "".join(chr(code) for code in range(32, 127)) + "\n"
+    ids = tokenizer.encode(text)
+    assert len(ids) == len(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.eos_token_id != tokenizer.pad_token_id
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "doorlike ->"}], tokenize=False)
+    assert chat == "doorlike ->\n"
+
+
+@pytest.mark.parametrize(
+    ("greedy", "sampled", "opens"), [(0.93, 0.43, True), (0.80, 0.43, False), (0.93, 0.55, False), (0.93, 0.2, False)]
+)
+def test_warm_up_gate_wants_both_figures(greedy: float, sampled: float, opens: bool) -> None:
+    assert gate_opens(Score(greedy, sampled, 256, 2), Recipe()) is opens
+
+
+def test_recipe_digest_follows_every_field() -> None:
+    assert Recipe().digest == Recipe().digest
+    assert Recipe(steps=301).digest != Recipe().digest
+
+
+def test_timing_of_a_stream() -> None:
+    measured = timing(WITH, 100.0, 10.0, [10.5, 10.6, 11.0], tokens=6)
+    assert measured.ttft_s == pytest.approx(0.5)
+    assert measured.tpot_s == pytest.approx(0.1)
+    assert measured.longest_gap_s == pytest.approx(0.5)
+
+
+def test_summary_counts_failures_apart_and_phases_by_themselves() -> None:
+    timings = [
+        Timing(WITHOUT, 0.0, 0.1, 0.01, 0.1, 5),
+        Timing(WITH, 1.0, 0.2, 0.02, 0.2, 5),
+        Timing(WITH, 2.0, 0.4, None, 0.4, 1),
+        Timing(WITH, 3.0, 0.0, None, 0.0, 0, "ConnectError: gone"),
+    ]
+    found = summary(timings, WITH)
+    assert (found["requests"], found["failed"], found["errors"]) == (3, 1, ["ConnectError: gone"])
+    assert found["ttft_s"]["p50"] == pytest.approx(0.3)
+    assert found["tpot_s"]["p50"] == pytest.approx(0.02)
+    assert summary([], WITHOUT)["ttft_s"] == {"p50": None, "p95": None}
+
+
+def _checkpoint(sampled_gap: float | None) -> dict[str, Any]:
+    return {"greedy_gap": 0.0, "sampled_gap": sampled_gap, "sampled": 0.5, "prompts": 256, "samples": 2}
+
+
+def _report(**changes: Any) -> dict[str, Any]:
+    users = {"requests": 5, "failed": 0}
+    return {
+        "steps": 80,
+        "verified_versions": 81,
+        "largest_canary_gap": 0.001,
+        "unverified_pushes": 0,
+        "missing_pushes": 0,
+        "collective_share": 0.9,
+        "wall_s": {"total": 400.0},
+        "ledger": {"balance": 0},
+        "ledger_is_audit": True,
+        "lost": 0,
+        "users": {"with_rollouts": users},
+        "peak_memory_gib": 9.0,
+        "checkpoint": _checkpoint(0.01),
+        "reward_before": {"sampled": 0.43},
+        "reward_after": {"sampled": 0.95},
+        "replicas_seen": ["a", "b"],
+        **changes,
+    }
+
+
+def _missed(report: dict[str, Any]) -> list[str]:
+    return [goal.name for goal in judge(report, max_replicas=2) if not goal.met]
+
+
+@pytest.mark.parametrize(
+    ("changes", "missed"),
+    [
+        ({}, []),
+        ({"reward_before": {"sampled": 0.51}}, ["reward_before"]),
+        ({"reward_after": {"sampled": 0.89}}, ["reward_after"]),
+        ({"reward_after": {"sampled": None}}, ["reward_after"]),
+        ({"replicas_seen": ["a"]}, ["replicas_seen"]),
+        ({"reward_after": None}, ["reward_after"]),
+        ({"verified_versions": 19}, ["verified_versions"]),
+        ({"unverified_pushes": 1}, ["unverified_pushes"]),
+        ({"missing_pushes": 1}, ["missing_pushes"]),
+        ({"collective_share": 0.0}, ["collective_share"]),
+        ({"collective_share": None}, []),
+        ({"wall_s": {"total": 481.0}}, ["wall_s"]),
+        ({"checkpoint": _checkpoint(0.031)}, ["checkpoint_sampled_gap"]),
+        ({"checkpoint": _checkpoint(None)}, ["checkpoint_sampled_gap"]),
+        ({"steps": 6, "checkpoint": _checkpoint(0.08)}, []),
+        ({"steps": 6, "checkpoint": _checkpoint(0.2)}, ["checkpoint_sampled_gap"]),
+        ({"largest_canary_gap": 0.06}, ["largest_canary_gap"]),
+        ({"largest_canary_gap": None}, ["largest_canary_gap"]),
+        ({"ledger": {"balance": 1}}, ["ledger_balance"]),
+        ({"lost": 1}, ["lost_groups"]),
+        ({"peak_memory_gib": 14.5}, ["peak_memory_gib"]),
+        ({"steps": 6, "verified_versions": 7, "reward_after": {"sampled": 0.5}, "replicas_seen": ["a"]}, []),
+        ({"steps": 6, "verified_versions": 5}, ["verified_versions"]),
+    ],
+)
+def test_goals_name_what_was_missed(changes: dict[str, Any], missed: list[str]) -> None:
+    assert _missed(_report(**changes)) == missed
+
+
+def test_version_counts_as_verified_once_a_replica_says_so_in_any_session() -> None:
+    def push(version: int, *verdicts: bool) -> dict[str, Any]:
+        return {"version": version, "replicas": {str(i): {"verified": v} for i, v in enumerate(verdicts)}}
+
+    def report(version: int, verified: bool) -> AppliedPush:
+        return AppliedPush(version, PushPath.ARTEFACT, None, 0.0, 0.0, 0.0, verified, 0.0)
+
+    recorded = [push(1, True), push(2, False, True), push(3, False), push(4)]
+    assert verified_versions(recorded, [report(5, True), report(6, False), report(2, True)]) == {1, 2, 5}
+
+
+def test_report_has_no_gap_where_the_engines_reward_is_unknown() -> None:
+    assert gap(0.5, None, "greedy") is None
+    assert gap(0.5, {"greedy": None}, "greedy") is None
+    assert gap(0.5, {"greedy": 0.75}, "greedy") == 0.25
+
+
+def test_picture_is_drawn_without_a_last_evaluation(tmp_path: Path) -> None:
+    report = {"reward_per_step": [0.4, 0.5], "reward_before": {"sampled": 0.4}, "reward_after": None}
+    draw(tmp_path / "report.png", report, [], [])
+    assert (tmp_path / "report.png").stat().st_size > 0
+
+
+_NOISY = """
+import os, subprocess, sys
+from pathlib import Path
+from deploy.demo.terminal import own_terminal
+try:
+    with own_terminal(Path(sys.argv[1])) as terminal:
+        print("from a library")
+        os.write(2, b"from native code\\n")
+        subprocess.run(["sh", "-c", "echo from a child"], check=True)
+        terminal.write("for the user\\n")
+        raise KeyError
+except KeyError:
+    print("afterwards", file=sys.stderr)
+"""
+
+
+def test_terminal_shows_only_what_the_demo_says(tmp_path: Path) -> None:
+    log = tmp_path / "demo.log"
+    command = [sys.executable, "-c", _NOISY, str(log)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert (shown.stdout, shown.stderr) == ("for the user\n", "afterwards\n")
+    assert sorted(log.read_text().splitlines()) == ["from a child", "from a library", "from native code"]
+
+
+class _NoReplicas:
+    async def replicas(self, _fleet: str) -> list[Any]:
+        return []
+
+
+async def test_observer_reads_whole_lines_and_keeps_the_last_of_a_repeated_step(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    observer = Observer(_NoReplicas(), "demo", metrics)  # type: ignore[arg-type]
+    await observer.look()
+    assert observer.steps == []
+    metrics.write_text('{"step": 1, "reward_mean": 0.4}\n{"step": 2, "rew')
+    await observer.look()
+    assert [s["step"] for s in observer.steps] == [1]
+    with metrics.open("a") as file:
+        file.write('ard_mean": 0.5}\n{"step": 2, "reward_mean": 0.6}\n')
+    await observer.look()
+    assert [(s["step"], s["reward_mean"]) for s in observer.steps] == [(1, 0.4), (2, 0.6)]
+
+
+def test_demo_writes_a_config_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    directory = tmp_path / "demo"
+    prompts = write_splits(directory / "prompts", train_size=64)
+    config, path = demo_config(
+        directory, model=tmp_path, prompts=prompts, steps=7, flags=["--train.optimizer.lr", "1e-4"]
+    )
+    train = config.train_config()
+    assert path == directory / "nightshift.toml"
+    assert (train.run, train.steps, train.optimizer.lr, train.run_dir) == ("demo", 7, 1e-4, directory)
+    assert config.fleet_config().autoscaling.max_replicas == 2
+
+
+def test_demo_refuses_a_directory_that_names_no_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--dir"):
+        demo_config(tmp_path / "My Demo", model=tmp_path, prompts=(tmp_path, tmp_path), steps=1, flags=[])

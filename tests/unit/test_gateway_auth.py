@@ -1,0 +1,114 @@
+"""Who may use which route, and when the gateway refuses to start."""
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from rollout.errors import ConfigError
+from services.auth import Doorkeeper, Role, check_exposure, fleet_args, resolve_tokens, without_tokens
+from services.config import AuthConfig, FleetConfig, GatewayConfig
+from services.gateway_app import build_app
+from tests.unit.gateway_kit import ADMIN, ROLLOUT, USER, bearer, fleet, kit
+
+ROUTES = [
+    ("GET", "/v1/models", Role.USER),
+    ("GET", "/v1/models/policy", Role.USER),
+    ("POST", "/v1/completions", Role.USER),
+    ("POST", "/v1/chat/completions", Role.USER),
+    ("POST", "/v1/rollouts", Role.ROLLOUT),
+    ("GET", "/v1/rollouts/default~0", Role.ROLLOUT),
+    ("GET", "/v1/rollouts/default~0/samples", Role.ROLLOUT),
+    ("DELETE", "/v1/rollouts/default~0", Role.ROLLOUT),
+    ("GET", "/v1/status", Role.ADMIN),
+    ("GET", "/metrics", Role.ADMIN),
+]
+OPEN = [("GET", "/healthz"), ("GET", "/docs"), ("GET", "/openapi.json")]
+TOKENS = {Role.USER: USER, Role.ROLLOUT: ROLLOUT, Role.ADMIN: ADMIN}
+
+
+def client(config: FleetConfig | None = None) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(build_app(kit(config).parts)), base_url="http://gateway")
+
+
+def test_the_matrix_names_every_route_there_is() -> None:
+    paths = build_app(kit().parts).openapi()["paths"]
+    there_are = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    listed = {(method, path) for method, path, _ in ROUTES} | {("GET", "/healthz")}
+    named = {(m, p.replace("default~0", "{rollout_id}").replace("models/policy", "models/{model}")) for m, p in listed}
+    assert there_are == named
+
+
+@pytest.mark.parametrize(("method", "path", "needed"), ROUTES)
+async def test_every_route_asks_for_its_role(method: str, path: str, needed: Role) -> None:
+    async with client() as http:
+        for headers in ({}, bearer(""), {"Authorization": f"Basic {ADMIN}"}, {"Authorization": ADMIN}):
+            answer = await http.request(method, path, headers=headers)
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        for wrong in ("nonsense", ADMIN[:-1], ADMIN + "x", "None", "**********"):
+            assert (await http.request(method, path, headers=bearer(wrong))).status_code == 401
+        for role, token in TOKENS.items():
+            status = (await http.request(method, path, headers=bearer(token))).status_code
+            assert (status == 403) == (role < needed)
+            assert status != 401
+
+
+@pytest.mark.parametrize(("method", "path"), OPEN)
+async def test_health_and_description_need_no_token(method: str, path: str) -> None:
+    async with client() as http:
+        assert (await http.request(method, path)).status_code == 200
+
+
+@pytest.mark.parametrize(("method", "path", "needed"), ROUTES)
+async def test_a_role_without_token_is_granted_to_nobody(method: str, path: str, needed: Role) -> None:
+    bare = fleet()
+    bare = bare.model_copy(update={"gateway": bare.gateway.model_copy(update={"auth": AuthConfig()})})
+    async with client(bare) as http:
+        for token in (USER, ROLLOUT, ADMIN, "None"):
+            assert (await http.request(method, path, headers=bearer(token))).status_code == 401
+
+
+async def test_no_page_of_another_origin_is_invited() -> None:
+    async with client() as http:
+        answer = await http.get("/v1/models", headers={**bearer(USER), "Origin": "http://elsewhere"})
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("token", ["", " ", "**********", "tok\nen", " padded "])
+def test_tokens_that_cannot_be_meant_are_refused(token: str) -> None:
+    with pytest.raises(ConfigError, match=r"gateway\.auth\.rollout"):
+        Doorkeeper(AuthConfig(rollout=SecretStr(token)))
+
+
+def test_one_token_cannot_have_two_roles() -> None:
+    with pytest.raises(ConfigError, match="equals the token of another role"):
+        Doorkeeper(AuthConfig(user=SecretStr("same"), admin=SecretStr("same")))
+
+
+def test_tokens_come_from_the_environment_where_the_config_has_none() -> None:
+    environ = {"NIGHTSHIFT_USER_TOKEN": "from-env", "NIGHTSHIFT_ADMIN_TOKEN": "from-env-2"}
+    auth = resolve_tokens(AuthConfig(admin=SecretStr("from-config")), environ)
+    assert auth.user is not None
+    assert auth.admin is not None
+    assert (auth.user.get_secret_value(), auth.rollout) == ("from-env", None)
+    assert auth.admin.get_secret_value() == "from-config"
+
+
+def test_tokens_survive_the_trip_as_plain_arguments_and_are_shown_nowhere_else() -> None:
+    config = fleet()
+    assert FleetConfig.model_validate(fleet_args(config)) == config
+    for token in TOKENS.values():
+        assert token not in repr(config) + str(config) + config.model_dump_json()
+    assert without_tokens(config).gateway.auth == AuthConfig()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_needs_no_chosen_tokens(host: str) -> None:
+    check_exposure(GatewayConfig(host=host))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.3", "gpu-node", ""])
+def test_another_address_needs_all_three_tokens(host: str) -> None:
+    two = AuthConfig(user=SecretStr("a"), rollout=SecretStr("b"))
+    with pytest.raises(ConfigError, match="NIGHTSHIFT_ADMIN_TOKEN"):
+        check_exposure(GatewayConfig(host=host, auth=two))
+    check_exposure(GatewayConfig(host=host, auth=two.model_copy(update={"admin": SecretStr("c")})))

@@ -1,0 +1,183 @@
+"""What of a user's request reaches an engine, and what the gateway measures."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.responses import Response, StreamingResponse
+
+from services.gateway_app import build_app
+from services.metrics import UserLatency, quantiles
+from tests.unit.gateway_kit import ADMIN, MODEL, USER, EchoBackend, Kit, bearer, fleet, kit, until
+
+
+def connect(gateway: Kit) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(build_app(gateway.parts), raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=bearer(USER))
+
+
+def body(path: str, **changes: Any) -> dict[str, Any]:
+    prompt: dict[str, Any] = (
+        {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"prompt": "one two"}
+    )
+    return {"model": MODEL, **prompt, **changes}
+
+
+PATHS = ["/v1/completions", "/v1/chat/completions"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_priority_and_other_ways_into_the_engine_are_stripped(path: str) -> None:
+    gateway = kit()
+    hatches = {
+        "priority": -9,
+        "request_id": "someone-elses",
+        "kv_transfer_params": {"do_remote_decode": True},
+        "vllm_xargs": {"a": 1},
+    }
+    theirs = {"X-Vllm-Priority": "-9", "X-Request-Id": "someone-elses", "X-data-parallel-rank": "1", "Cookie": "a=b"}
+    async with connect(gateway) as http:
+        answers = [await http.post(path, json=body(path, **hatches, seed=3), headers=theirs) for _ in range(2)]
+    assert [a.status_code for a in answers] == [200, 200]
+    for sent, headers in zip(gateway.backend.bodies, gateway.backend.headers, strict=True):
+        assert not sent.keys() & hatches.keys()
+        assert sent["seed"] == 3
+        assert set(headers) == {"x-request-id", "content-type"}
+        assert "someone" not in headers["x-request-id"]
+    assert gateway.backend.headers[0]["x-request-id"] != gateway.backend.headers[1]["x-request-id"]
+
+
+async def test_an_answer_without_max_tokens_is_bounded_by_limit_and_context() -> None:
+    gateway = kit()
+    async with connect(gateway) as http:
+        await http.post("/v1/chat/completions", json=body("chat"))
+        long = [{"role": "user", "content": "w " * 50}]
+        await http.post("/v1/chat/completions", json=body("chat", messages=long))
+        await http.post("/v1/completions", json=body("text"))
+    assert [b.get("max_completion_tokens") for b in gateway.backend.bodies] == [32, 13, None]
+    assert gateway.backend.bodies[2]["max_tokens"] == 16
+
+
+async def test_the_only_model_is_the_default() -> None:
+    gateway = kit()
+    async with connect(gateway) as http:
+        assert (await http.post("/v1/completions", json={"prompt": "a"})).status_code == 200
+        assert [m["id"] for m in (await http.get("/v1/models")).json()["data"]] == [MODEL]
+        assert (await http.get(f"/v1/models/{MODEL}")).json()["id"] == MODEL
+    assert gateway.backend.bodies[0]["model"] == MODEL
+
+
+async def test_a_stream_arrives_unchanged_and_is_measured() -> None:
+    gateway = kit()
+    async with connect(gateway) as http:
+        answer = await http.post("/v1/completions", json=body("text", stream=True))
+        status = (await http.get("/v1/status", headers=bearer(ADMIN))).json()
+    assert answer.text.count("data: ") == 4
+    assert answer.text.endswith("data: [DONE]\n\n")
+    users = status["users"]
+    assert (users["in_flight"], users["ttft_ms"]["count"], users["tpot_ms"]["count"]) == (0, 1, 1)
+    assert users["ttft_ms"]["p50"] > 0
+
+
+class HeldBackend(EchoBackend):
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+
+    async def completions(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
+        if body.get("stream"):
+            return StreamingResponse(self._held())
+        await self.go.wait()
+        return await super().completions(body, headers)
+
+    async def _held(self) -> AsyncIterator[str]:
+        yield "data: {}\n\n"
+        await self.go.wait()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_users_in_flight_are_bounded_until_their_answer_ends(stream: bool) -> None:
+    backend = HeldBackend()
+    gateway = kit(fleet(max_user_requests=2), backend=backend)
+    async with connect(gateway) as http:
+        sent = [asyncio.create_task(http.post(PATHS[0], json=body("t", stream=stream))) for _ in range(2)]
+        await until(lambda: gateway.parts.users.running == 2)
+        refused = await http.post(PATHS[0], json=body("t"))
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert "max_user_requests" in refused.json()["error"]["message"]
+        backend.go.set()
+        assert {r.status_code for r in await asyncio.gather(*sent)} == {200}
+        assert (await http.post(PATHS[0], json=body("t"))).status_code == 200
+    assert gateway.parts.users.running == 0
+
+
+async def test_a_refused_or_failed_request_gives_its_place_back() -> None:
+    class Failing(EchoBackend):
+        async def completions(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
+            raise RuntimeError("the engine is gone")
+
+    gateway = kit(backend=Failing())
+    async with connect(gateway) as http:
+        assert (await http.post(PATHS[0], json={"prompt": 3})).status_code == 400
+        failed = await http.post(PATHS[0], json=body("t"))
+    assert (failed.status_code, failed.json()["error"]["code"]) == (500, "internal_error")
+    assert "engine is gone" not in failed.text
+    assert gateway.parts.users.running == 0
+
+
+async def test_time_to_first_token_and_per_token_are_those_of_the_stream() -> None:
+    now = [10.0]
+    latency = UserLatency(CollectorRegistry(), lambda: now[0])
+
+    async def tokens() -> AsyncIterator[str]:
+        for pause in (0.5, 0.1, 0.3):
+            now[0] += pause
+            yield "data: {}\n\n"
+        yield "data: [DONE]\n\n"
+
+    assert len([chunk async for chunk in latency.streamed(tokens(), 10.0)]) == 4
+    assert latency.ttft.p50 == pytest.approx(0.5)
+    assert latency.tpot.p95 == pytest.approx(0.2)
+
+
+def test_quantiles_are_of_what_was_seen() -> None:
+    assert quantiles([]).p50 is None
+    assert (quantiles([3.0]).p50, quantiles([3.0]).p95) == (3.0, 3.0)
+    assert (quantiles(range(100)).p50, quantiles(range(100)).p95) == (50, 95)
+
+
+async def test_prompts_without_max_tokens_share_what_the_longest_leaves_room_for() -> None:
+    gateway = kit()
+    async with connect(gateway) as http:
+        answer = await http.post("/v1/completions", json={"prompt": ["a", " ".join("x" * 60)]})
+    assert answer.status_code == 200
+    assert gateway.backend.bodies[0]["max_tokens"] == 4
+
+
+async def test_streams_are_counted_by_how_they_ended() -> None:
+    registry = CollectorRegistry()
+    latency = UserLatency(registry)
+
+    async def chunks(*, fail: bool = False, error: bool = False) -> AsyncIterator[bytes]:
+        yield b"data: {}\n\n"
+        if fail:
+            raise RuntimeError("cut off")
+        yield b'data: {"error": {}}\n\n' if error else b"data: [DONE]\n\n"
+
+    left = latency.streamed(chunks(), 0.0)
+    await anext(left)
+    await left.aclose()
+    with pytest.raises(RuntimeError, match="cut off"):
+        _ = [c async for c in latency.streamed(chunks(fail=True), 0.0)]
+    _ = [c async for c in latency.streamed(chunks(error=True), 0.0)]
+    _ = [c async for c in latency.streamed(chunks(), 0.0)]
+    counted = {s: registry.get_sample_value("nightshift_user_requests_total", {"status": s}) for s in _ENDS}
+    assert counted == {"200": 1, "499": 1, "500": 2}
+
+
+_ENDS = ("200", "499", "500")

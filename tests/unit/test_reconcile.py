@@ -1,0 +1,103 @@
+"""A replica follows published versions; only a version that failed its check runs out of tries."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollout.board import CurrentVersion, Invitation, ReplicaState
+from rollout.weights import MANIFEST, Bucket, Canary, WeightManifest, file_sha256, version_dir
+from services.config import PushConfig
+from services.reconcile import Reconciler
+from services.staging import Staging
+from services.swap import WeightSwap
+
+
+class Engine:
+    """Computes what the canary expects while it is `right`."""
+
+    def __init__(self) -> None:
+        self.right = True
+        self.loads = 0
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
+        self.loads += 1
+
+    async def set_version(self, version: int) -> None: ...
+
+    async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+        return (-1.0 if self.right else -9.0,) * (len(token_ids) - 1)
+
+
+class Notices:
+    """The part of a board that the artefact's way needs."""
+
+    def __init__(self) -> None:
+        self.now: CurrentVersion | None = None
+
+    async def attached_run(self, fleet: str) -> str | None:
+        return "run"
+
+    async def invitation(self, fleet: str) -> Invitation | None:
+        return None
+
+    async def current(self, run: str) -> CurrentVersion | None:
+        return self.now
+
+
+class Stand:
+    """A reconciler, and versions of always the same bytes."""
+
+    def __init__(self, tmp: Path) -> None:
+        self.engine, self.board, self.weights = Engine(), Notices(), tmp / "weights"
+        self.given_up: list[str] = []
+        self.reconciler = Reconciler(
+            fleet="fleet",
+            replica="replica",
+            host="host",
+            board=self.board,  # type: ignore[arg-type]
+            swap=WeightSwap(self.engine, watchdog_s=5),
+            staging=Staging(tmp / "staging", "host-1-a"),
+            config=PushConfig(),
+            max_lag=4,
+            on_untrusted=self.given_up.append,
+        )
+
+    def publish(self, version: int) -> None:
+        directory = version_dir(self.weights, version)
+        directory.mkdir(parents=True)
+        (directory / "model.safetensors").write_bytes(b"equal bytes")
+        bucket = Bucket("model.safetensors", 11, file_sha256(directory / "model.safetensors"))
+        canary = Canary(((1, 2, 3),), ((-1.0, -1.0),))
+        manifest = WeightManifest("policy", version, version, (), (bucket,), canary, 1, 0)
+        (directory / MANIFEST).write_text(manifest.to_json())
+        self.board.now = CurrentVersion("policy", version, str(directory), manifest.digest, 1)
+
+
+async def test_versions_of_equal_bytes_are_all_followed(tmp_path: Path) -> None:
+    stand = Stand(tmp_path)
+    for version in range(1, 11):
+        stand.publish(version)
+        await stand.reconciler.step()
+        await stand.reconciler.step()
+        assert (stand.reconciler.version, stand.reconciler.lag) == (version, 0)
+        assert stand.reconciler.state is ReplicaState.HEALTHY
+    assert stand.engine.loads == 10
+    assert stand.given_up == []
+
+
+async def test_a_version_that_fails_its_check_is_tried_thrice_and_the_next_of_equal_bytes_again(tmp_path: Path) -> None:
+    stand = Stand(tmp_path)
+    stand.engine.right = False
+    stand.publish(1)
+    for _ in range(5):
+        await stand.reconciler.step()
+    assert (stand.engine.loads, stand.reconciler.version, len(stand.given_up)) == (3, 0, 3)
+    assert stand.reconciler.state is ReplicaState.STALE
+    stand.engine.right = True
+    stand.publish(2)
+    await stand.reconciler.step()
+    await stand.reconciler.step()
+    assert (stand.reconciler.version, stand.reconciler.state) == (2, ReplicaState.HEALTHY)

@@ -1,0 +1,31 @@
+import pytest
+from pydantic import ValidationError
+
+from rollout.config import RedisConfig, redacted
+
+
+@pytest.mark.parametrize("url", ["redis://h:6379/2", "rediss://u:p@h", "unix:///tmp/s?db=1", "redis://[::1]:7"])
+def test_addresses_of_a_server_are_accepted(url: str) -> None:
+    assert RedisConfig(url=url).url == url
+
+
+@pytest.mark.parametrize("url", ["", "localhost:6379", "redis://h:notaport", "redis://", "unix://", "http://h:1"])
+def test_a_malformed_address_is_refused_with_the_form_expected(url: str) -> None:
+    with pytest.raises(ValidationError, match="expected redis://HOST:PORT"):
+        RedisConfig(url=url)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:secret@h:1/0", "redis://***@h:1/0"),
+        ("redis://secret@h", "redis://***@h"),
+        ("redis://u:sec@ret/secret@h", "redis://***@h"),
+        ("unix://u:secret@/tmp/s", "unix://***@/tmp/s"),
+        ("unix:///tmp/s?username=secret&password=secret&db=1", "unix:///tmp/s?username=***&password=***&db=1"),
+        ("u:secret@h:6379", "***@h:6379"),
+        ("redis://h:1", "redis://h:1"),
+    ],
+)
+def test_messages_show_the_address_without_its_login(url: str, shown: str) -> None:
+    assert redacted(url) == shown

@@ -1,0 +1,170 @@
+"""Reward functions run apart from the engine, within their time, and never score by accident."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rollout.config import RewardEntry, RewardsConfig
+from rollout.errors import ConfigError, RewardError
+from rollout.rewards import RewardInput
+from services.reward_pool import RewardPool
+
+USER_MODULE = """
+import os, sys, time
+
+def length(sample):
+    print("noise on stdout")
+    return {"reward": len(sample.completion), "words": len(sample.completion.split())}
+
+def hang(sample):
+    time.sleep(60)
+
+def offspring(sample):
+    import subprocess
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+    with open(sample.params["note"], "w") as note:
+        note.write(str(child.pid))
+    if sample.params["end"]:
+        os._exit(3)
+    time.sleep(60)
+
+def boom(sample):
+    raise KeyError("no such thing")
+
+def nan(sample):
+    return float("nan")
+
+def text(sample):
+    return "high"
+
+def die(sample):
+    os._exit(3)
+
+def heavy(sample):
+    return sum(m in sys.modules for m in ("torch", "vllm", "ray"))
+"""
+FUNCTIONS = ("length", "hang", "offspring", "boom", "nan", "text", "die", "heavy")
+
+
+def sample(completion: str = "ab cd", **changes: object) -> RewardInput:
+    fields = {
+        "prompt": "p",
+        "completion": completion,
+        "finish_reason": "stop",
+        "metadata": {"answer": "ab cd"},
+        "params": {},
+        "response_ids": (1, 2),
+    }
+    return RewardInput(**{**fields, **changes})
+
+
+def ended(pid: int) -> bool:
+    """Whether a process runs no more, be it reaped or not."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[RewardPool]:
+    (tmp_path / "my_rewards.py").write_text(USER_MODULE)
+    entries = {f: RewardEntry(function=f"my_rewards:{f}", timeout_s=1.0) for f in FUNCTIONS}
+    pool = RewardPool(RewardsConfig(functions=entries, python_path=[tmp_path]))
+    yield pool
+    await pool.close()
+
+
+async def test_a_users_function_scores_in_order_and_keeps_its_breakdown(pool: RewardPool) -> None:
+    rewards = await pool.score("length", [sample("a"), sample("b c d")])
+    assert [r.value for r in rewards] == [1.0, 5.0]
+    assert rewards[1].breakdown == {"words": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("boom", "KeyError"),
+        ("nan", "not finite"),
+        ("text", "not a number"),
+        ("die", "process ended"),
+        ("missing", "not configured"),
+    ],
+)
+async def test_a_failing_function_is_an_error_and_the_pool_goes_on(pool: RewardPool, name: str, message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        await pool.score(name, [sample()])
+    assert (await pool.score("length", [sample("abc")]))[0].value == 3.0
+
+
+async def test_a_hanging_function_is_killed_at_its_limit(pool: RewardPool) -> None:
+    await pool.score("length", [sample()])
+    before = {p.pid for p in psutil.Process(os.getpid()).children()}
+    with pytest.raises(RewardError, match=r"timeout_s=1\.0"):
+        await pool.score("hang", [sample()])
+    assert not before & {p.pid for p in psutil.Process(os.getpid()).children()}
+
+
+@pytest.mark.parametrize("end", [False, True], ids=["the function hangs", "its process ends"])
+async def test_what_a_failing_function_started_ends_with_it(pool: RewardPool, tmp_path: Path, *, end: bool) -> None:
+    note = tmp_path / "child"
+    with pytest.raises(RewardError):
+        await pool.score("offspring", [sample(params={"note": str(note), "end": end})])
+    child = int(note.read_text())
+    async with asyncio.timeout(5):
+        while not ended(child):  # noqa: ASYNC110  state of another process
+            await asyncio.sleep(0.01)
+
+
+async def test_functions_see_no_engine_modules(pool: RewardPool) -> None:
+    assert (await pool.score("heavy", [sample()]))[0].value == 0.0
+
+
+async def test_a_function_that_cannot_be_imported_is_a_config_error_at_start(tmp_path: Path) -> None:
+    pool = RewardPool(RewardsConfig(functions={"mine": RewardEntry(function="nowhere:f")}))
+    with pytest.raises(ConfigError, match=r"rewards\.functions\.mine.*nowhere"):
+        await pool.check()
+    await pool.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "value"),
+    [
+        ("exact_match", {}, 1.0),
+        ("exact_match", {"completion": " ab cd \n"}, 1.0),
+        ("exact_match", {"completion": "AB CD"}, 0.0),
+        ("exact_match", {"completion": "AB CD", "params": {"ignore_case": True}}, 1.0),
+        ("exact_match", {"finish_reason": "length"}, 1.0),
+        ("exact_match", {"finish_reason": "length", "params": {"require_stop": True}}, 0.0),
+        ("contains", {"params": {"text": "b c"}}, 1.0),
+        ("contains", {"params": {"text": "zz"}}, 0.0),
+        ("math_verify", {"completion": "$\\frac{1}{2}$", "metadata": {"answer": "0.5"}}, 1.0),
+        ("math_verify", {"completion": "no idea", "metadata": {"answer": "0.5"}}, 0.0),
+        (
+            "reasoning_gym",
+            {"completion": "cba", "metadata": {"answer": "cba"}, "params": {"dataset": "spell_backward"}},
+            1.0,
+        ),
+        (
+            "reasoning_gym",
+            {
+                "completion": "cbx",
+                "metadata": {"answer": "cba"},
+                "params": {"dataset": "spell_backward", "threshold": 0.999},
+            },
+            0.0,
+        ),
+    ],
+)
+async def test_built_in_rewards(pool: RewardPool, name: str, change: dict[str, object], value: float) -> None:
+    assert (await pool.score(name, [sample(**change)]))[0].value == value
+
+
+@pytest.mark.parametrize("name", ["exact_match", "reasoning_gym"])
+async def test_a_missing_answer_is_an_error_not_a_zero(pool: RewardPool, name: str) -> None:
+    with pytest.raises(RewardError, match="answer"):
+        await pool.score(name, [sample(metadata={}, params={"dataset": "spell_backward"})])

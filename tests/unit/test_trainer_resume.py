@@ -1,0 +1,54 @@
+"""What a resumed trainer meets in the queue: steps that are gone, prompts submitted under other settings."""
+
+from pathlib import Path
+
+from rollout.config import RedisConfig
+from rollout.memory_queue import MemoryQueue
+from rollout.prompts import read_prompts
+from rollout.types import GroupState, Purpose
+from tests.queue_records import a_group, a_request
+from tests.trainer_kit import train_config
+from trainer.config import TrainConfig
+from trainer.feeder import Feeder
+from trainer.intake import repeatable
+from trainer.journal import JournalEntry
+
+
+def entry(step: int, *group_ids: str) -> JournalEntry:
+    return JournalEntry(step, step, group_ids, (), (), 0)
+
+
+async def scored(queue: MemoryQueue, count: int) -> list[str]:
+    """Groups that wait to be trained."""
+    submission = await queue.submit([a_request(i) for i in range(count)])
+    for lease in await queue.lease("engine", count=count, lease_s=60, purposes=[Purpose.TRAIN]):
+        await queue.complete(lease, a_group())
+    return list(submission.group_ids)
+
+
+async def test_steps_whose_groups_a_lost_checkpoint_settled_are_not_repeated() -> None:
+    queue = MemoryQueue("run")
+    token = await queue.acquire_writer("trainer", ttl_s=60)
+    ids = await scored(queue, 6)
+    await queue.settle(token, ids[:3], GroupState.TRAINED)
+    entries = [entry(5, ids[0], ids[1]), entry(6, ids[2], ids[3]), entry(7, ids[4], ids[5]), entry(8, "expired")]
+    assert await repeatable(queue, entries) == entries[1:3]
+
+
+def a_feeder(queue: MemoryQueue, config: TrainConfig) -> Feeder:
+    prompts = read_prompts(config.prompts.train, lambda text: ([1, len(str(text))], str(text)), max_prompt_tokens=8)
+    return Feeder(queue, prompts, config, cursor=0)
+
+
+async def test_a_run_resumes_with_other_sampling_settings_and_submits_no_prompt_twice(tmp_path: Path) -> None:
+    queue = MemoryQueue("run")
+    before = train_config(tmp_path, RedisConfig(), "run", tmp_path)
+    await a_feeder(queue, before).top_up()
+    accepted = (await queue.ledger()).accepted
+    after = before.model_copy(update={"sampling": before.sampling.model_copy(update={"max_tokens": 3})})
+    resumed = a_feeder(queue, after)
+    for _ in range(accepted // before.batch_groups):
+        await resumed._submit(before.batch_groups)
+    assert (await queue.ledger()).accepted == accepted
+    await resumed._submit(before.batch_groups)
+    assert (await queue.ledger()).accepted == accepted + before.batch_groups
