@@ -102,9 +102,17 @@ async def test_a_killed_worker_is_reported_by_role_and_rank(cluster: None, model
     try:
         ray.kill(group._actors[0])
         with pytest.raises(WorkerDied, match="policy worker 0 of 1 died"):
-            await group.call("node")
+            await called_until_dead(group)
     finally:
         group.close()
+
+
+async def called_until_dead(group: RoleGroup) -> None:
+    """`ray.kill` returns before the process is gone; until then a worker may still answer."""
+    async with asyncio.timeout(30):
+        while True:
+            await group.call("node")
+            await asyncio.sleep(0.05)
 
 
 async def test_workers_that_do_not_fit_are_an_error_that_names_the_need(cluster: None) -> None:
