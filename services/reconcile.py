@@ -124,10 +124,13 @@ class Reconciler:
         if run is None:
             self._in_step()
             return
+        # The pointer before the invitation: an epoch is opened before its version becomes current, so whoever sees a
+        # new version also sees the invitation to it, and does not take the artefact in its stead.
+        self._target = await self._board.current(run)
         invitation = await self._board.invitation(self._fleet) if self._config.collective else None
         if invitation is not None and self._wanted(invitation, run):
             await self._join(invitation)
-        self._target = await self._board.current(run)
+            self._target = await self._board.current(run)
         if self._target is None or self._has(run, self._target.version):
             self._in_step()
         elif self._newest_token(run, self._target.fencing_token) and self._tries_left(

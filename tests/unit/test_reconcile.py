@@ -1,10 +1,13 @@
 """A replica follows published versions; only a version that failed its check runs out of tries."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rollout.board import CurrentVersion, Invitation, ReplicaState
+import pytest
+
+from rollout.board import CurrentVersion, Invitation, Membership, PushPath, ReplicaState
 from rollout.weights import MANIFEST, Bucket, Canary, WeightManifest, file_sha256, version_dir
+from services import collective
 from services.config import PushConfig
 from services.reconcile import Reconciler
 from services.staging import Staging
@@ -53,13 +56,14 @@ class Stand:
     def __init__(self, tmp: Path) -> None:
         self.engine, self.board, self.weights = Engine(), Notices(), tmp / "weights"
         self.given_up: list[str] = []
+        self.staging = Staging(tmp / "staging", "host-1-a")
         self.reconciler = Reconciler(
             fleet="fleet",
             replica="replica",
             host="host",
             board=self.board,  # type: ignore[arg-type]
             swap=WeightSwap(self.engine, watchdog_s=5),
-            staging=Staging(tmp / "staging", "host-1-a"),
+            staging=self.staging,
             config=PushConfig(),
             max_lag=4,
             on_untrusted=self.given_up.append,
@@ -101,3 +105,52 @@ async def test_a_version_that_fails_its_check_is_tried_thrice_and_the_next_of_eq
     await stand.reconciler.step()
     await stand.reconciler.step()
     assert (stand.reconciler.version, stand.reconciler.state) == (2, ReplicaState.HEALTHY)
+
+
+class RacingBoard(Notices):
+    """A trainer opens an epoch and moves the pointer right after the replica's first look at the board."""
+
+    def __init__(self, publish: Callable[[], tuple[CurrentVersion, Invitation]]) -> None:
+        super().__init__()
+        self._publish: Callable[[], tuple[CurrentVersion, Invitation]] | None = publish
+        self._invitation: Invitation | None = None
+
+    async def invitation(self, fleet: str) -> Invitation | None:
+        seen = self._invitation
+        self._move()
+        return seen
+
+    async def current(self, run: str) -> CurrentVersion | None:
+        seen = self.now
+        self._move()
+        return seen
+
+    async def ack(self, fleet: str, epoch: int, replica: str, host: str) -> None: ...
+
+    async def membership(self, fleet: str, epoch: int) -> Membership | None:
+        return Membership(epoch, {"replica": 1}, {})
+
+    def _move(self) -> None:
+        if self._publish is not None:
+            publish, self._publish = self._publish, None
+            self.now, self._invitation = publish()
+
+
+async def test_a_version_that_appears_between_two_looks_is_received_and_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand = Stand(tmp_path)
+    stand.staging.prepare()
+
+    def publish() -> tuple[CurrentVersion, Invitation]:
+        stand.publish(1)
+        now = stand.board.now
+        assert now is not None
+        return now, Invitation(1, "run", 1, now.digest, now.directory, "127.0.0.1", 1, "gloo", 1, 1.0, 1.0, 5.0)
+
+    board = RacingBoard(publish)
+    monkeypatch.setattr(stand.reconciler, "_board", board)
+    monkeypatch.setattr(collective, "receive", lambda *_, **__: 0.0)
+    await stand.reconciler.step()
+    await stand.reconciler.step()
+    assert [push.path for push in stand.reconciler.pushes] == [PushPath.COLLECTIVE]
