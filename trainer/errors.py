@@ -11,6 +11,10 @@ class CheckpointError(NightshiftError, RuntimeError):
     """Checkpoints exist but none is complete and undamaged; a fresh start would lose the run silently."""
 
 
+class NothingToTrain(NightshiftError, RuntimeError):
+    """Group after group ends dead and none can be trained; the message carries the last reason."""
+
+
 class TrainingDiverged(NightshiftError, ArithmeticError):
     """Too many steps in a row had a non-finite loss or gradient; the weights are those before them."""
 

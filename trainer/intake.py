@@ -15,6 +15,7 @@ from rollout.types import Experience, Group, GroupState, Sampling
 from trainer.batch import FreshGroup
 from trainer.config import StalenessConfig
 from trainer.journal import JournalEntry
+from trainer.starvation import Starvation
 
 log = structlog.get_logger(__name__)
 
@@ -86,11 +87,12 @@ async def collect(
     version: int,
     staleness: StalenessConfig,
     stall_s: float,
+    starvation: Starvation,
     stopped: Callable[[], bool],
 ) -> Intake | None:
     """Oldest groups first, until `batch_groups` can be trained; None when `stopped` says so before.
 
-    What is stale or dead leaves the queue at once. Raises Fenced.
+    What is stale or dead leaves the queue at once. Raises Fenced, NothingToTrain.
     """
     intake = Intake()
     waiting = time.monotonic()
@@ -99,11 +101,15 @@ async def collect(
             return None
         leased = await queue.lease_experience(token, count=batch_groups - len(intake.groups))
         settled = (len(intake.stale_ids), len(intake.dead))
+        usable = len(intake.groups) + len(intake.stale_ids)
         for experience in leased:
             add(intake, experience, version=version, staleness=staleness)
         await settle_dropped(
             queue, token, intake.stale_ids[settled[0] :], dict(list(intake.dead.items())[settled[1] :])
         )
+        if len(intake.groups) + len(intake.stale_ids) > usable:
+            starvation.fed()
+        await starvation.check()
         if leased:
             waiting = time.monotonic()
             continue

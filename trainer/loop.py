@@ -33,6 +33,7 @@ from trainer.metrics import MetricsLog, batch_metrics, staleness_metrics
 from trainer.publish import Publisher
 from trainer.push import PushReport
 from trainer.roles import RoleGroup
+from trainer.starvation import Starvation
 from trainer.step import Update, update
 from trainer.summary import Totals, add_step, summarise
 
@@ -99,6 +100,7 @@ class TrainingLoop:
             )
         self._config = config
         self._parts = parts
+        self._starvation = Starvation(parts.queue, limit=config.max_dead_batches * config.batch_groups)
         self._stopping = asyncio.Event()
         self._push: asyncio.Task[PushReport] | None = None
         self._evaluation: asyncio.Task[None] | None = None
@@ -129,7 +131,7 @@ class TrainingLoop:
     async def run(self) -> None:
         """Until `steps` are done or `stop` was called.
 
-        Raises Fenced, StoreUnavailable, WorkerDied, TrainingDiverged.
+        Raises Fenced, StoreUnavailable, WorkerDied, TrainingDiverged, NothingToTrain.
         """
         feeding = asyncio.create_task(self._parts.feeder.run())
         main = asyncio.create_task(self._run())
@@ -238,6 +240,7 @@ class TrainingLoop:
                 version=version,
                 staleness=config.staleness,
                 stall_s=config.stall_s,
+                starvation=self._starvation,
                 stopped=self._stopping.is_set,
             )
         # A crash may have come between the journal and the settling of what it dropped.
