@@ -188,7 +188,7 @@ class LocalFleet:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             try:
-                if httpx.get(f"{self.url}/healthz", timeout=5).status_code == httpx.codes.OK:
+                if httpx.get(f"{self.url}/healthz", timeout=5, trust_env=False).status_code == httpx.codes.OK:
                     return
             except httpx.HTTPError:
                 pass

@@ -7,7 +7,6 @@ import argparse
 import asyncio
 import logging
 import os
-import shutil
 import signal
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from deploy.config import NightshiftConfig
+from deploy.demo.directory import claim_directory
 from deploy.demo.display import Display
 from deploy.demo.goals import FULL_STEPS
 from deploy.demo.memory import PeakMemory
@@ -31,12 +31,10 @@ from deploy.demo.traffic import SETTLING, WITH, WITHOUT, Traffic
 from deploy.demo.trainer_process import TrainerProcess
 from deploy.local import LocalFleet
 from deploy.processes import Tree
-from rollout.errors import ConfigError
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 
-_MARKER = ".nightshift-demo"
 _LOG = "demo.log"
 """What frameworks print; with --debug they print to the terminal."""
 _CACHE = Path("runs/.cache")
@@ -63,8 +61,10 @@ def main(args: argparse.Namespace, flags: Sequence[str]) -> int:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     directory: Path = args.dir.absolute()
     run_name(directory)
-    _prepare(directory, resume=args.resume)
-    with nullcontext(sys.stdout) if args.debug else own_terminal(directory / _LOG) as terminal:
+    with (
+        claim_directory(directory, resume=args.resume),
+        nullcontext(sys.stdout) if args.debug else own_terminal(directory / _LOG) as terminal,
+    ):
         console = Console(file=terminal, highlight=False)
         return _in_a_tree(lambda tree: _shown(args, flags, console, tree), console)
 
@@ -107,19 +107,6 @@ def _demo(run: Run, memory: PeakMemory) -> int:
     run.wall_s["total"] = time.monotonic() - started
     report = build_report(run, config, seen, peak_memory_gib=memory.peak_gib)
     return conclude(report, run, seen, max_replicas=config.fleet.autoscaling.max_replicas)
-
-
-def _prepare(directory: Path, *, resume: bool) -> None:
-    """A fresh directory, or the one to resume. Refuses to delete what no demo wrote. Raises ConfigError."""
-    marked = (directory / _MARKER).exists()
-    if resume and not marked:
-        raise ConfigError(f"--resume: {directory} holds no demo; run it without --resume first")
-    if directory.exists() and not marked and any(directory.iterdir()):
-        raise ConfigError(f"--dir {directory} exists and was not written by a demo; choose another")
-    if not resume:
-        shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / _MARKER).touch()
 
 
 def _policy(display: Display) -> Path:

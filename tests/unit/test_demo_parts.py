@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from deploy.demo.directory import claim_directory
 from deploy.demo.goals import judge
 from deploy.demo.observer import Observer
 from deploy.demo.plot import draw
@@ -233,3 +234,29 @@ def test_demo_writes_a_config_that_loads(tmp_path: Path, monkeypatch: pytest.Mon
 def test_demo_refuses_a_directory_that_names_no_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--dir"):
         demo_config(tmp_path / "My Demo", model=tmp_path, prompts=(tmp_path, tmp_path), steps=1, flags=[])
+
+
+def test_a_fresh_demo_empties_what_an_earlier_one_wrote_and_a_resumed_one_keeps_it(tmp_path: Path) -> None:
+    directory = tmp_path / "demo"
+    claim_directory(directory, resume=False).close()
+    (directory / "weights").mkdir()
+    (directory / "report.json").write_text("{}")
+    claim_directory(directory, resume=True).close()
+    assert (directory / "report.json").exists()
+    claim_directory(directory, resume=False).close()
+    assert [path.name for path in directory.iterdir()] == [".nightshift-demo"]
+
+
+def test_a_directory_is_refused_while_a_demo_runs_there_or_when_none_wrote_it(tmp_path: Path) -> None:
+    directory, other = tmp_path / "demo", tmp_path / "mine"
+    with claim_directory(directory, resume=False):
+        (directory / "report.json").write_text("{}")
+        with pytest.raises(ConfigError, match="a demo is running there"):
+            claim_directory(directory, resume=False)
+        assert (directory / "report.json").exists()
+    other.mkdir()
+    (other / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="was not written by a demo"):
+        claim_directory(other, resume=False)
+    with pytest.raises(ConfigError, match="holds no demo"):
+        claim_directory(tmp_path / "absent", resume=True)
