@@ -9,7 +9,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -74,9 +74,9 @@ class Fleet(Protocol):
 class _Held:
     queue: RolloutQueue
     lease: Lease
-    task: asyncio.Task[None]
     tickets: list[Ticket]
     """One a sample; asked for at once, so that the next look at free seats sees them."""
+    task: asyncio.Task[None] = field(init=False)
     lost: bool = False
     given_up: str = ""
 
@@ -168,19 +168,23 @@ class Harvester:
 
     def _start(self, queue: RolloutQueue, lease: Lease) -> None:
         key = (queue.run, lease.group_id)
-        task = asyncio.create_task(self._work(key))
-        self._held[key] = _Held(queue, lease, task, [self._seats.ask() for _ in range(lease.request.n)])
+        if earlier := self._held.get(key):
+            _lose(earlier)  # it ran past its deadline and this replica itself took the group over
+        held = _Held(queue, lease, [self._seats.ask() for _ in range(lease.request.n)])
+        self._held[key] = held
+        held.task = asyncio.create_task(self._work(held))
         # not in the task itself: one that is cancelled before its first step runs none of its code
-        task.add_done_callback(lambda _: self._forget(key))
+        held.task.add_done_callback(lambda _: self._forget(key, held))
 
-    def _forget(self, key: tuple[str, str]) -> None:
-        for ticket in self._held.pop(key).tickets:
+    def _forget(self, key: tuple[str, str], held: _Held) -> None:
+        for ticket in held.tickets:
             self._seats.leave(ticket)
+        if self._held.get(key) is held:
+            del self._held[key]
         self._ended.set()
 
-    async def _work(self, key: tuple[str, str]) -> None:
+    async def _work(self, held: _Held) -> None:
         """One leased group to its end; nothing that happens to it stops the loop."""
-        held = self._held[key]
         try:
             await self._produce(held)
         except LeaseLost as error:
@@ -263,8 +267,7 @@ class Harvester:
                 held.lease = replace(held.lease, deadline_ms=lease.deadline_ms)
             else:
                 _log.info("lease_gone", group=held.lease.group_id, attempt=held.lease.attempt)
-                held.lost = True
-                held.task.cancel()
+                _lose(held)
 
     async def _return_all(self) -> None:
         held = list(self._held.values())
@@ -274,6 +277,12 @@ class Harvester:
         for queue in {id(q): q for q in (*self._fleet.queues(), *(h.queue for h in held))}.values():
             with suppress(StoreUnavailable):
                 await queue.remove_consumer(self._replica)
+
+
+def _lose(held: _Held) -> None:
+    """Abort work on a lease that is another's now; there is nothing left to give back."""
+    held.lost = True
+    held.task.cancel()
 
 
 def sample_seed(seed: int | None, index: int) -> int | None:

@@ -1,6 +1,7 @@
 """The harvester against the in-memory queue and an engine that answers when told to."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
@@ -75,7 +76,8 @@ class Queue(MemoryQueue):
     """Answers to a lease wait until `answer` is set; a renewal can break."""
 
     def __init__(self, limits: QueueLimits) -> None:
-        super().__init__("run", limits)
+        super().__init__("run", limits, lambda: time.time_ns() // 1_000_000 + self.ahead_ms)
+        self.ahead_ms = 0
         self.taken, self.answer = asyncio.Event(), asyncio.Event()
         self.answer.set()
         self.renew_error: Exception | None = None
@@ -257,6 +259,26 @@ async def test_work_whose_lease_is_lost_is_aborted_and_hands_nothing_in() -> Non
     (status,) = await stand.queue.status(submission.group_ids, with_groups=True)
     assert status is not None
     assert (status.state, status.group) == (GroupState.CANCELLED, None)
+
+
+async def test_a_replica_that_takes_over_its_own_expired_lease_works_on_the_new_one_alone() -> None:
+    stand = Stand(lease_s=30.0)
+    stand.engine.open.clear()
+    submission = await stand.queue.submit([request(n=2)])
+    async with stand.running():
+        await stand.engine.started.wait()
+        stand.queue.ahead_ms = 31_000  # the server's clock steps, as it does when a virtual machine wakes up
+        async with asyncio.timeout(5):
+            await stand.engine.idle.wait()  # the first attempt was aborted
+            while stand.engine.running < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+        assert stand.seats.held == 2
+        stand.engine.open.set()
+        await stand.until(submission.group_ids[0], GroupState.DELIVERED)
+    (status,) = await stand.queue.status(submission.group_ids)
+    assert status is not None
+    assert status.attempt == 2
+    assert (stand.engine.most_running, stand.engine.running, stand.seats.held) == (2, 0, 0)
 
 
 async def test_samples_of_weights_that_fail_their_check_are_not_handed_in() -> None:
