@@ -1,7 +1,7 @@
 """Two terminals: `nightshift serve` in one, `nightshift train` in the other, everything by configuration.
 
-Each policy meets what happens to real runs: the trainer is killed and started again, the fleet goes away and comes
-back, and users are served meanwhile.
+Each policy meets what happens to real runs: Redis and the trainer are killed and started again, the fleet goes away
+and comes back, and users are served meanwhile.
 """
 
 import json
@@ -112,6 +112,17 @@ def steps_done(run: Path) -> int:
     return max((record["step"] for record in records(run / "metrics.jsonl")), default=0)
 
 
+async def kill_redis(fleet: RunningFleet) -> None:
+    """The server goes without a last word; whoever keeps the fleet starts it again over the same data."""
+    store = await RedisStore.connect(fleet.redis)
+    try:
+        info = (await store.command("INFO", "server")).decode()
+    finally:
+        await store.close()
+    pid = next(line.split(":")[1] for line in info.splitlines() if line.startswith("process_id:"))
+    os.kill(int(pid), signal.SIGKILL)
+
+
 async def ledger_and_audit(fleet: RunningFleet) -> tuple[Ledger, Ledger]:
     store = await RedisStore.connect(fleet.redis)
     try:
@@ -150,7 +161,7 @@ def check_account(run: Path, *, whole: bool = True) -> None:
 
 
 @pytest.mark.timeout(900)
-async def test_an_untied_llama_trains_through_a_killed_trainer_while_users_are_served(tmp_path: Path) -> None:
+async def test_an_untied_llama_trains_through_a_killed_redis_and_trainer_while_users_are_served(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(
         "".join(json.dumps({"prompt": f"one two three {i}", "topic": "counting"}) + "\n" for i in range(9))
@@ -162,6 +173,8 @@ async def test_an_untied_llama_trains_through_a_killed_trainer_while_users_are_s
             tmp_path / "train.log",
         )
         with trainer(toml, log) as first:
+            first.until(lambda: steps_done(run) >= 1, "first step")
+            await kill_redis(fleet)
             first.until(lambda: steps_done(run) >= EVERY + 1, "step after the first checkpoint")
             ask_as_a_user(fleet)
             first.send(signal.SIGKILL)
