@@ -6,7 +6,6 @@ evaluations.jsonl  one object an evaluation (`evaluate.Evaluation`)
 tensorboard/       the numbers of metrics.jsonl
 """
 
-import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +17,14 @@ from torch.utils.tensorboard import SummaryWriter
 
 from trainer.batch import FreshGroup
 from trainer.intake import Intake
+from trainer.json_lines import append_line, cut_torn_line, read_lines
 
 log = structlog.get_logger(__name__)
 
 _NEWEST_PUSHES = 64
 """How many pushes the summary shows in full."""
+
+_FILES = ("metrics.jsonl", "pushes.jsonl", "evaluations.jsonl")
 
 _LINE_KEYS = ("reward_mean", "loss", "grad_norm", "staleness_mean", "trained_tokens")
 
@@ -50,9 +52,7 @@ class PushTotals:
 
 def read_pushes(run_dir: Path) -> list[dict[str, Any]]:
     """All pushes of a run, oldest first; a line torn by a crash is left out."""
-    path = run_dir / "pushes.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return read_lines(run_dir / "pushes.jsonl")
 
 
 class MetricsLog:
@@ -61,6 +61,9 @@ class MetricsLog:
     def __init__(self, run_dir: Path) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._run_dir = run_dir
+        for name in _FILES:
+            if lost := cut_torn_line(run_dir / name):
+                log.warning("a torn line at the end was cut off", file=str(run_dir / name), bytes=lost)
         self.pushes = PushTotals()
         """Of the run, earlier sessions included."""
         for record in read_pushes(run_dir):
@@ -93,8 +96,7 @@ class MetricsLog:
         self._board.close()
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
-        with (self._run_dir / name).open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        append_line(self._run_dir / name, record)
 
 
 def batch_metrics(groups: Sequence[FreshGroup]) -> dict[str, float]:

@@ -1,6 +1,5 @@
 """What the demo sees of the loop while it runs: replicas and pushes on the board, the trainer's metrics file."""
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout.board import AppliedPush, Board
+from trainer.json_lines import LinesSinceLastLook
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Observer:
         self.rates: list[Rate] = []
         self.replicas_now = 0
         self._board, self._fleet = board, fleet
-        self._metrics = _JsonLines(metrics_file)
+        self._metrics = LinesSinceLastLook(metrics_file)
         self._steps: dict[int, dict[str, Any]] = {}
 
     @property
@@ -76,19 +76,3 @@ class Observer:
         for (version, replica), push in sorted(self.pushes.items(), key=lambda item: item[0]):
             grouped[version][replica] = push
         return dict(grouped)
-
-
-class _JsonLines:
-    """Whole lines appended to a file since the last look."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
-
-    def new(self) -> list[dict[str, Any]]:
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self._offset += len(whole) + len(newline)
-        return [json.loads(line) for line in whole.splitlines() if line.strip()]

