@@ -9,6 +9,7 @@ digests match, falls back to the one before, and never starts over silently.
 
 import asyncio
 import json
+import re
 import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
@@ -26,6 +27,7 @@ log = structlog.get_logger(__name__)
 _MANIFEST = "manifest.json"
 _STATE = "state.json"
 _SCHEMA = 1
+_NAME = re.compile(r"step-\d{8}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class CheckpointStore:
 
         A damaged one is reported and passed over once; raises CheckpointError when the one before is damaged too.
         """
-        directories = self._complete()
+        directories = complete_checkpoints(self._directory)
         problems = []
         for directory in directories[:2]:
             try:
@@ -105,16 +107,20 @@ class CheckpointStore:
             )
         return None
 
-    def _complete(self) -> list[Path]:
-        """Newest first. Renaming happens after the manifest, so every step-* directory had one."""
-        return sorted(self._directory.glob("step-*"), reverse=True)
-
     def _retire(self, *, newest: int) -> None:
-        for directory in self._complete():
+        for directory in complete_checkpoints(self._directory):
             if int(directory.name.removeprefix("step-")) > newest:
                 shutil.rmtree(directory)
-        for directory in self._complete()[self._keep :]:
+        for directory in complete_checkpoints(self._directory)[self._keep :]:
             shutil.rmtree(directory)
+
+
+def complete_checkpoints(directory: Path) -> list[Path]:
+    """Newest first. Renaming happens after the manifest, so each of them had one.
+
+    What else lies there, such as a copy that somebody made by hand, is none of the run's and never touched.
+    """
+    return sorted((path for path in directory.glob("step-*") if _NAME.fullmatch(path.name)), reverse=True)
 
 
 def _empty(directory: Path) -> None:

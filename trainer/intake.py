@@ -14,7 +14,6 @@ from rollout.staleness import judge
 from rollout.types import Experience, Group, GroupState, Sampling
 from trainer.batch import FreshGroup
 from trainer.config import StalenessConfig
-from trainer.journal import JournalEntry
 from trainer.starvation import Starvation
 
 log = structlog.get_logger(__name__)
@@ -30,6 +29,8 @@ class Intake:
     stale_ids: list[str] = field(default_factory=list)
     dead: dict[str, str] = field(default_factory=dict)
     """Group id -> why it cannot be trained."""
+    stale_tokens: int = 0
+    """Response tokens of the stale groups."""
     ages: dict[int, int] = field(default_factory=dict)
     """Staleness histogram: age in versions -> samples, the masked ones included."""
 
@@ -75,6 +76,7 @@ def add(intake: Intake, experience: Experience, *, version: int, staleness: Stal
         intake.ages[age] = intake.ages.get(age, 0) + 1
     if verdict.stale:
         intake.stale_ids.append(experience.group_id)
+        intake.stale_tokens += sum(sample.num_response_tokens for sample in experience.group.samples_G)
     else:
         intake.groups.append(FreshGroup(experience, verdict.fresh_G))
 
@@ -132,19 +134,6 @@ async def recollect(
         else:
             log.warning("journaled group is gone", group=group_id)
     return intake
-
-
-async def repeatable(queue: RolloutQueue, entries: Sequence[JournalEntry]) -> list[JournalEntry]:
-    """The entries of which at least one group still waits to be trained.
-
-    A checkpoint settles its groups; if it is then damaged, the steps after the one before it have nothing to repeat.
-    """
-    kept = []
-    for entry in entries:
-        statuses = await queue.status(entry.group_ids)
-        if any(status is not None and status.state is GroupState.EXPERIENCE for status in statuses):
-            kept.append(entry)
-    return kept
 
 
 async def settle_dropped(queue: RolloutQueue, token: int, stale_ids: Sequence[str], dead: dict[str, str]) -> None:

@@ -10,8 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,32 +26,22 @@ from trainer.config import TrainConfig
 from trainer.errors import TrainingDiverged
 from trainer.evaluate import Evaluation, evaluate
 from trainer.feeder import Feeder
-from trainer.intake import Intake, collect, recollect, repeatable, settle_dropped
+from trainer.intake import Intake, collect, recollect, settle_dropped
 from trainer.journal import Journal, JournalEntry
 from trainer.metrics import MetricsLog, batch_metrics, staleness_metrics
+from trainer.progress import Phase, Progress
 from trainer.publish import Publisher
 from trainer.push import PushReport
+from trainer.repeat import steps_to_repeat
 from trainer.roles import RoleGroup
 from trainer.starvation import Starvation
 from trainer.step import Update, update
-from trainer.summary import Totals, add_step, summarise
+from trainer.summary import add_step, summarise
 
 log = structlog.get_logger(__name__)
 
 _STOP_GRACE_S = 2.0
 """For a push that is on its way when the trainer is told to stop."""
-
-
-class Phase(StrEnum):
-    """What the trainer is doing."""
-
-    STARTING = "starting"
-    EVALUATING = "evaluating"
-    WAITING = "waiting"
-    STEPPING = "stepping"
-    PUBLISHING = "publishing"
-    CHECKPOINTING = "checkpointing"
-    DONE = "done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,33 +60,12 @@ class Parts:
     eval_prompts: Sequence[Prompt]
 
 
-@dataclass(slots=True)
-class Progress:
-    """Where the run is; a checkpoint is made of it."""
-
-    step: int = 0
-    version: int = 0
-    totals: Totals = field(default_factory=dict)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    unsettled: list[str] = field(default_factory=list)
-    skipped_in_a_row: int = 0
-    checkpointed_step: int = -1
-
-
 class TrainingLoop:
     """Runs one session of a run."""
 
     def __init__(self, config: TrainConfig, parts: Parts, restored: TrainerState | None) -> None:
         self.phase = Phase.STARTING
-        self.progress = Progress()
-        if restored is not None:
-            self.progress = Progress(
-                step=restored.step,
-                version=restored.version,
-                totals=dict(restored.totals),
-                evaluations=[dict(e) for e in restored.evaluations],
-                checkpointed_step=restored.step,
-            )
+        self.progress = Progress.after(restored)
         self._config = config
         self._parts = parts
         self._starvation = Starvation(parts.queue, limit=config.max_dead_batches * config.batch_groups)
@@ -163,20 +131,11 @@ class TrainingLoop:
         await self._finish()
 
     async def _to_repeat(self) -> list[JournalEntry]:
-        """The journaled steps after the checkpoint, without those whose groups a damaged later checkpoint settled."""
-        journal, progress = self._parts.journal, self.progress
-        entries = journal.after(progress.step)
-        kept = await repeatable(self._parts.queue, entries)
-        if lost := len(entries) - len(kept):
-            log.warning(
-                "journaled steps are not repeated: a checkpoint that cannot be read settled their groups",
-                steps=lost,
-                after_step=progress.step,
-            )
+        progress = self.progress
+        entries, lost = await steps_to_repeat(self._parts.queue, self._parts.journal, after=progress.step)
+        if lost:
             progress.totals["lost_steps"] = progress.totals.get("lost_steps", 0) + lost
-            kept = await asyncio.to_thread(journal.renumber, progress.step, kept)
-        journal.forget(progress.step)
-        return kept
+        return entries
 
     async def _evaluate_start(self) -> None:
         if not self._wants("start"):

@@ -130,5 +130,6 @@ def staleness_metrics(intake: Intake) -> dict[str, Any]:
         "staleness_mean": sum(age * count for age, count in intake.ages.items()) / max(samples, 1),
         "staleness_max": max(intake.ages, default=0),
         "stale_groups": len(intake.stale_ids),
+        "stale_tokens": intake.stale_tokens,
         "dead_groups": len(intake.dead),
     }

@@ -17,6 +17,7 @@ def add_step(totals: Totals, record: Mapping[str, Any]) -> None:
         "generated_tokens",
         "trained_tokens",
         "stale_groups",
+        "stale_tokens",
         "dead_groups",
         "masked_samples",
     ):
@@ -46,7 +47,8 @@ def summarise(
     """The summary as JSON values.
 
     `reward_before` and `reward_after` are the evaluations labelled start and end; `pushes` are the newest ones alone
-    (all: pushes.jsonl); `lost_steps` were trained into a checkpoint that could not be read later.
+    (all: pushes.jsonl); `tokens_generated` are those of the groups in trained batches, `tokens_stale` those of groups
+    dropped whole; `lost_steps` were trained into a checkpoint that could not be read later.
     """
     by_label = {evaluation["label"]: evaluation for evaluation in evaluations}
     return {
@@ -64,6 +66,7 @@ def summarise(
         "samples_masked": int(totals.get("masked_samples", 0)),
         "tokens_generated": int(totals.get("generated_tokens", 0)),
         "tokens_trained": int(totals.get("trained_tokens", 0)),
+        "tokens_stale": int(totals.get("stale_tokens", 0)),
         "skipped_steps": int(totals.get("skipped_steps", 0)),
         "lost_steps": int(totals.get("lost_steps", 0)),
         "staleness": {k.removeprefix("age:"): int(v) for k, v in sorted(totals.items()) if k.startswith("age:")},

@@ -104,8 +104,9 @@ def _checkpoint(directory: Path, config: NightshiftConfig, after: Mapping[str, A
     """The newest checkpoint scored by transformers alone on the same held-out prompts."""
     from deploy.demo.score import score_directory
     from deploy.demo.task import held_out
+    from trainer.checkpoint import complete_checkpoints
 
-    policy = sorted((directory / "checkpoints").glob("step-*/policy"))[-1]
+    policy = complete_checkpoints(directory / "checkpoints")[0] / "policy"
     evaluation = config.train_config().evaluation
     score = score_directory(policy, held_out()[: evaluation.max_prompts], samples=evaluation.n)
     return {

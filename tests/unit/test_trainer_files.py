@@ -1,6 +1,7 @@
 """Journal and checkpoints survive what crashes leave behind."""
 
 import asyncio
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,18 @@ async def test_the_newest_checkpoint_is_resumed_and_old_ones_are_retired(tmp_pat
     assert newest is not None
     assert newest.state == TrainerState(3, 30, 3, settled_ids=("g",))
     assert names(tmp_path) == ["step-00000002", "step-00000003"]
+
+
+@pytest.mark.parametrize("copy", ["step-00000001.best", "step-00000009-old", "step-final"])
+async def test_a_copy_beside_the_checkpoints_stops_nothing_and_is_left_alone(tmp_path: Path, copy: str) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    await saved(store, 1)
+    shutil.copytree(tmp_path / "step-00000001", tmp_path / copy)
+    await saved(store, 2, 3)
+    newest = store.newest()
+    assert newest is not None
+    assert newest.state.step == 3
+    assert names(tmp_path) == sorted(["step-00000003", copy])
 
 
 @pytest.mark.parametrize("victim", ["policy/model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])

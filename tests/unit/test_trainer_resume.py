@@ -10,8 +10,8 @@ from tests.queue_records import a_group, a_request
 from tests.trainer_kit import train_config
 from trainer.config import TrainConfig
 from trainer.feeder import Feeder
-from trainer.intake import repeatable
-from trainer.journal import JournalEntry
+from trainer.journal import Journal, JournalEntry
+from trainer.repeat import repeatable, steps_to_repeat
 
 
 def entry(step: int, *group_ids: str) -> JournalEntry:
@@ -33,6 +33,32 @@ async def test_steps_whose_groups_a_lost_checkpoint_settled_are_not_repeated() -
     await queue.settle(token, ids[:3], GroupState.TRAINED)
     entries = [entry(5, ids[0], ids[1]), entry(6, ids[2], ids[3]), entry(7, ids[4], ids[5]), entry(8, "expired")]
     assert await repeatable(queue, entries) == entries[1:3]
+
+
+async def test_a_skipped_step_is_repeated_as_an_empty_one_and_later_steps_keep_their_numbers(tmp_path: Path) -> None:
+    queue = MemoryQueue("run")
+    token = await queue.acquire_writer("trainer", ttl_s=60)
+    ids = await scored(queue, 4)
+    await queue.settle(token, ids[:2], GroupState.DEAD, reason="step 5 had a non-finite loss or gradient")
+    journal = Journal(tmp_path / "journal.jsonl")
+    entries = [entry(5, *ids[:2]), entry(6, *ids[2:])]
+    for one in entries:
+        journal.append(one)
+    assert await steps_to_repeat(queue, journal, after=4) == (entries, 0)
+
+
+async def test_a_lost_checkpoint_renumbers_what_follows_it(tmp_path: Path) -> None:
+    queue = MemoryQueue("run")
+    token = await queue.acquire_writer("trainer", ttl_s=60)
+    ids = await scored(queue, 6)
+    await queue.settle(token, ids[:2], GroupState.TRAINED)
+    await queue.settle(token, ids[2:4], GroupState.DEAD, reason="not finite")
+    journal = Journal(tmp_path / "journal.jsonl")
+    for step in (5, 6, 7):
+        journal.append(entry(step, *ids[2 * (step - 5) : 2 * (step - 4)]))
+    kept, lost = await steps_to_repeat(queue, journal, after=4)
+    assert lost == 1
+    assert [(one.step, one.group_ids) for one in kept] == [(5, tuple(ids[2:4])), (6, tuple(ids[4:6]))]
 
 
 def a_feeder(queue: MemoryQueue, config: TrainConfig) -> Feeder:

@@ -1,0 +1,46 @@
+"""Which journaled steps a resumed run does again, and under which numbers."""
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from rollout.queue import GroupStatus, RolloutQueue
+from rollout.types import GroupState
+from trainer.journal import Journal, JournalEntry
+
+log = structlog.get_logger(__name__)
+
+
+async def steps_to_repeat(queue: RolloutQueue, journal: Journal, *, after: int) -> tuple[list[JournalEntry], int]:
+    """The journaled steps after the checkpoint of step `after`, and how many were lost with a later checkpoint.
+
+    A checkpoint settles its groups; if it is then damaged, the steps after the one before it have nothing to repeat.
+    The journal is renumbered without them.
+    """
+    entries = journal.after(after)
+    kept = await repeatable(queue, entries)
+    if lost := len(entries) - len(kept):
+        log.warning(
+            "journaled steps are not repeated: a checkpoint that cannot be read settled their groups",
+            steps=lost,
+            after_step=after,
+        )
+        kept = await asyncio.to_thread(journal.renumber, after, kept)
+    journal.forget(after)
+    return kept, lost
+
+
+async def repeatable(queue: RolloutQueue, entries: Sequence[JournalEntry]) -> list[JournalEntry]:
+    """The entries that no lost checkpoint contained."""
+    return [entry for entry in entries if not settled_by_checkpoint(await queue.status(entry.group_ids))]
+
+
+def settled_by_checkpoint(statuses: Sequence[GroupStatus | None]) -> bool:
+    """Whether a checkpoint contained the step of these groups; None is one whose record has expired.
+
+    A step that was skipped settles all of its groups as dead without any checkpoint: it is repeated as an empty one, so
+    that every later step keeps its number.
+    """
+    states = {None if status is None else status.state for status in statuses}
+    return GroupState.EXPERIENCE not in states and not states <= {GroupState.DEAD}
