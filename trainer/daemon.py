@@ -28,6 +28,7 @@ from trainer.artefact import write_text
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
 from trainer.errors import WorkerDied
+from trainer.run_lock import run_lock
 
 if TYPE_CHECKING:
     from trainer.loop import Parts
@@ -86,7 +87,8 @@ async def _session(config: TrainConfig) -> int:
         signals = stack.enter_context(_Signals())
         stack.enter_context(_early_stop(signals))
         claim = await stack.enter_async_context(_claimed(store, config))
-        # Not before the claim: until then an earlier trainer may still write checkpoints and retire older ones.
+        await stack.enter_async_context(run_lock(config.run_dir, patience_s=_patience_s(config)))
+        # Not before both are held: until then an earlier trainer may still write checkpoints and retire older ones.
         checkpoint = await asyncio.to_thread(checkpoints.newest)
         inputs = Inputs(prompts, eval_prompts, checkpoints, checkpoint)
         shown = config.redis.model_copy(update={"url": config.redis.redacted_url or None})
@@ -158,7 +160,7 @@ async def _acquire(queue: RolloutQueue, config: TrainConfig) -> int:
     """A claim; that of a killed trainer ends by itself, so wait for it. Raises WriterBusy when another one lives."""
     # The nonce keeps a restarted container, whose pid and host name are the same again, from passing for the claimant.
     owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-    give_up = time.monotonic() + 1.5 * config.writer_ttl_s
+    give_up = time.monotonic() + _patience_s(config)
     told = False
     while True:
         try:
@@ -170,6 +172,11 @@ async def _acquire(queue: RolloutQueue, config: TrainConfig) -> int:
                 log.info("waiting for the claim of an earlier trainer to end", reason=str(busy))
                 told = True
             await asyncio.sleep(_RETRY_S)
+
+
+def _patience_s(config: TrainConfig) -> float:
+    """How long an earlier trainer of the run may take to be gone: the claim of a killed one lapses by then."""
+    return 1.5 * config.writer_ttl_s
 
 
 class _Signals:

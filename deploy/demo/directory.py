@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import IO
 
 from rollout.errors import ConfigError
+from trainer.run_lock import in_use
 
 _MARKER = ".nightshift-demo"
 
@@ -27,6 +28,9 @@ def claim_directory(directory: Path, *, resume: bool) -> IO[str]:
     except BlockingIOError as error:
         lock.close()
         raise ConfigError(f"--dir {directory}: a demo is running there; stop it, or choose another") from error
+    if in_use(directory):
+        lock.close()
+        raise ConfigError(f"--dir {directory}: a trainer writes there; stop it, or choose another")
     if not resume:
         _empty(directory, but=marker)
     return lock

@@ -14,6 +14,7 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM
 
+from rollout.errors import ConfigError
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
@@ -23,6 +24,7 @@ from tests.trainer_kit import Daemon, metrics, steps_reached, train_config, writ
 from trainer import daemon as daemon_module
 from trainer.checkpoint import CheckpointStore, TrainerState
 from trainer.config import TrainConfig
+from trainer.run_lock import run_lock
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +222,23 @@ async def test_a_checkpoint_that_an_earlier_trainer_wrote_while_this_one_waited_
     await queue.release_writer(token)
     assert await asyncio.wait_for(session, 20) == 0
     assert resumed == [4]
+
+
+async def test_a_run_directory_in_use_by_a_trainer_of_another_redis_is_refused(
+    tmp_path: Path, redis_store: RedisStore, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def train(*_: object) -> None:
+        raise AssertionError("two trainers in one directory")
+
+    config = train_config(tmp_path, redis_store.config, "shared-dir", model_dir, writer_ttl_s=1.1)
+    monkeypatch.setattr(daemon_module, "_Ray", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(daemon_module, "_train", train)
+    config.run_dir.mkdir(parents=True)
+    async with run_lock(config.run_dir, patience_s=1):
+        with pytest.raises(ConfigError, match="another trainer on this machine uses it"):
+            await asyncio.wait_for(daemon_module._session(config), 20)
+    queue = RedisQueue(redis_store, config.run)
+    await queue.release_writer(await queue.acquire_writer("someone else", ttl_s=5))
 
 
 async def test_a_fenced_trainer_stops_at_once(
