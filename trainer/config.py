@@ -111,7 +111,7 @@ class WorkersConfig(Settings):
     max_tokens_per_micro_batch: int = Field(default=8192, ge=16)
     """Padded tokens."""
     start_timeout_s: float = Field(default=300.0, gt=0)
-    """For the cluster to place the workers and for them to load the model."""
+    """For the cluster to place the workers of a group, and again for them to load the model."""
 
     @model_validator(mode="after")
     def _master_weights(self) -> "WorkersConfig":

@@ -64,7 +64,14 @@ class ExportResult:
 
 
 def join_group(rank: int, world_size: int, store: Store, *, device: str, timeout_s: float = 300.0) -> None:
-    """Form the training ranks' default torch group; DeepSpeed takes it over."""
+    """Form the training ranks' default torch group; DeepSpeed takes it over.
+
+    Raises ConfigError when the accelerator is missing.
+    """
+    if device == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError("workers.device=cuda, but this machine's torch sees no CUDA device")
+        torch.cuda.set_device(0)  # NCCL binds the group to the current device, and a worker sees one
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo",
         store=store,
@@ -78,10 +85,8 @@ class PolicyCore:
     """Weights, optimizer and update of one rank. `join_group` must have run in this process."""
 
     def __init__(self, spec: PolicySpec) -> None:
-        """Raises ModelError for a broken model directory, ConfigError when the accelerator is missing."""
+        """Raises ModelError for a broken model directory."""
         self._spec = spec
-        if spec.workers.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("workers.device=cuda, but this machine's torch sees no CUDA device")
         self.device = torch.device(spec.workers.device)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         torch.manual_seed(spec.seed)

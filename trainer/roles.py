@@ -5,7 +5,7 @@ The policy group is trained; reference, and later reward and critic, are other r
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,27 +105,54 @@ class RoleGroup:
 async def start_policy(workers: WorkersConfig, spec: PolicySpec) -> RoleGroup:
     """The policy group, models loaded. Raises ModelError, ConfigError, WorkerDied."""
     group = await RoleGroup.create("policy", workers)
-    try:
-        nodes = await group.call("node")
-        host = "127.0.0.1" if len(set(nodes)) == 1 else await group.call_rank(0, "address")
-        port = await group.call_rank(0, "open_rendezvous", host)
-        local = [nodes[:rank].count(node) for rank, node in enumerate(nodes)]
-        await group.dispatch("start", local, spec, host, port)
-    except BaseException:
-        group.close()
-        raise
-    return group
+    return await _started(group, workers, _start_policy(group, workers, spec))
+
+
+async def _start_policy(group: RoleGroup, workers: WorkersConfig, spec: PolicySpec) -> None:
+    nodes = await group.call("node")
+    host = "127.0.0.1" if len(set(nodes)) == 1 else await group.call_rank(0, "address")
+    port = await group.call_rank(0, "open_rendezvous", host)
+    await group.dispatch("start", local_ranks(nodes, workers.device), spec, host, port)
 
 
 async def start_reference(workers: WorkersConfig, model_dir: Path) -> RoleGroup:
     """The frozen reference group, model loaded. Raises ModelError, WorkerDied."""
     group = await RoleGroup.create("reference", workers)
+    return await _started(group, workers, group.call("start", str(model_dir), workers))
+
+
+async def _started(group: RoleGroup, workers: WorkersConfig, starting: Awaitable[object]) -> RoleGroup:
+    """The group once it has started; closed when that fails or takes too long."""
     try:
-        await group.call("start", str(model_dir), workers)
+        await within_start_timeout(group.role, workers, starting)
     except BaseException:
         group.close()
         raise
     return group
+
+
+async def within_start_timeout(role: str, workers: WorkersConfig, starting: Awaitable[object]) -> None:
+    """Raises WorkerDied when the workers are not ready in time."""
+    try:
+        async with asyncio.timeout(workers.start_timeout_s) as limit:
+            await starting
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise WorkerDied(
+            f"{role}: {workers.world_size} worker(s) did not start and load the model within"
+            f" workers.start_timeout_s={workers.start_timeout_s} s; raise it for a large model or a slow disk"
+        ) from None
+
+
+def local_ranks(nodes: Sequence[str], device: str) -> list[int]:
+    """LOCAL_RANK of every rank, given the node each runs on.
+
+    It is also the index of the device that DeepSpeed takes, and Ray shows every worker its own GPU alone.
+    """
+    if device == "cuda":
+        return [0] * len(nodes)
+    return [list(nodes[:rank]).count(node) for rank, node in enumerate(nodes)]
 
 
 def _environment(workers: WorkersConfig) -> dict[str, str]:
