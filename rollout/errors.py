@@ -18,11 +18,19 @@ class IdempotencyConflict(NightshiftError, ValueError):
 
 
 class QueueFull(NightshiftError, RuntimeError):
-    """Accepting the groups would pass the depth bound; retry after `retry_after_s`."""
+    """Accepting the groups would pass the depth bound; retry after `retry_after_s`, unless they can `never` fit."""
 
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, retry_after_s: float = 1.0, *, never: bool = False) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.never = never
+
+    @classmethod
+    def at(cls, pending: int, more: int, max_depth: int) -> "QueueFull":
+        """`more` groups were to be added to `pending`."""
+        hint = ", which not even an empty queue has room for" if more > max_depth else ""
+        message = f"{pending} groups pending and {more} more would pass max_depth={max_depth}{hint}"
+        return cls(message, never=more > max_depth)
 
 
 class LeaseLost(NightshiftError, RuntimeError):

@@ -94,9 +94,7 @@ class MemoryQueue:
             return self._submission(sid, created=False)
         pending = self._count().pending
         if pending + len(requests) > self._limits.max_depth:
-            raise QueueFull(
-                f"{pending} groups pending and {len(requests)} more would pass max_depth={self._limits.max_depth}"
-            )
+            raise QueueFull.at(pending, len(requests), self._limits.max_depth)
         sid = self._new_id()
         self._submissions[sid] = len(requests)
         self._records |= {group_id(sid, i): _Record(request) for i, request in enumerate(requests)}

@@ -257,7 +257,7 @@ def _submit_error(refusal: ScriptRefusal, count: int, key: str | None) -> Nights
             f"idempotency key {key!r} was used for submission {refusal.detail} with another body"
         )
     depth, limit = refusal.detail.split()[:2]
-    return QueueFull(f"{depth} groups pending and {count} more would pass max_depth={limit}")
+    return QueueFull.at(int(depth), count, int(limit))
 
 
 def _status(gid: str, row: Sequence[bytes | None]) -> GroupStatus | None:

@@ -3,13 +3,16 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 import structlog
 
+from rollout.errors import NightshiftError, QueueFull
 from rollout.prompts import Prompt
-from rollout.queue import GroupStatus, RolloutQueue
+from rollout.queue import GroupStatus, RolloutQueue, Submission
 from rollout.types import TERMINAL_STATES, GroupState, Purpose
 from trainer.config import TrainConfig
 from trainer.feeder import request_of
@@ -40,29 +43,46 @@ class Evaluation:
 
 
 async def evaluate(
-    queue: RolloutQueue, prompts: Sequence[Prompt], config: TrainConfig, *, label: str, step: int
+    queue: RolloutQueue, prompts: Sequence[Prompt], config: TrainConfig, *, session: int, label: str, step: int
 ) -> Evaluation:
-    """Submit all prompts (sampled, and greedy if configured) and wait for their end.
+    """Submit all prompts (sampled, and greedy if configured) and wait for their end; cancelled, it cancels them too.
 
-    The idempotency key is run + label + step: a resumed run reads what was asked before.
+    `session` is the trainer's fencing token. It is part of the idempotency key, because an earlier session of this run,
+    or another run of its name, may have asked under the same label and step with other weights or settings.
     """
     started = time.monotonic()
     prompts = prompts[: config.evaluation.max_prompts]
-    sampled = await _submit(queue, prompts, config, f"{label}:{step}", greedy=False)
-    greedy = await _submit(queue, prompts, config, f"{label}:{step}", greedy=True) if config.evaluation.greedy else ()
-    await _ended(queue, [*sampled, *greedy], config.stall_s)
-    groups = await queue.status([*sampled, *greedy], with_groups=True)
-    return _summarise(groups[: len(sampled)], groups[len(sampled) :], label, step, time.monotonic() - started)
+    key = f"eval:{config.run}:{session}:{label}:{step}"
+    asked: list[Submission] = []
+    try:
+        asked.append(await _submit(queue, prompts, config, f"{key}:sampled", greedy=False))
+        if config.evaluation.greedy:
+            asked.append(await _submit(queue, prompts, config, f"{key}:greedy", greedy=True))
+        ids = [submission.group_ids for submission in asked]
+        await _ended(queue, [*chain(*ids)], config.stall_s)
+    except asyncio.CancelledError:
+        with suppress(NightshiftError):
+            await asyncio.gather(*(queue.cancel(submission.id) for submission in asked))
+        raise
+    groups = await queue.status([*chain(*ids)], with_groups=True)
+    first = len(ids[0])
+    return _summarise(groups[:first], groups[first:], label, step, time.monotonic() - started)
 
 
 async def _submit(
-    queue: RolloutQueue, prompts: Sequence[Prompt], config: TrainConfig, what: str, *, greedy: bool
-) -> tuple[str, ...]:
+    queue: RolloutQueue, prompts: Sequence[Prompt], config: TrainConfig, key: str, *, greedy: bool
+) -> Submission:
+    """Waits while the queue is full. Raises QueueFull when it could never hold them."""
     n, temperature = (1, 0.0) if greedy else (config.evaluation.n, config.sampling.temperature)
     requests = [request_of(p, config, purpose=Purpose.EVAL, n=n, temperature=temperature) for p in prompts]
-    kind = "greedy" if greedy else "sampled"
-    submission = await queue.submit(requests, idempotency_key=f"eval:{config.run}:{what}:{kind}")
-    return submission.group_ids
+    while True:
+        try:
+            return await queue.submit(requests, idempotency_key=key)
+        except QueueFull as full:
+            if full.never:
+                raise
+            log.warning("evaluation waits for room in the queue", reason=str(full))
+            await asyncio.sleep(full.retry_after_s)
 
 
 async def _ended(queue: RolloutQueue, group_ids: Sequence[str], stall_s: float) -> None:

@@ -48,11 +48,14 @@ class Feeder:
         """Groups trained and waiting for their checkpoint; they are experience to the queue but no work ahead."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. Raises QueueFull when a batch is larger than the queue may ever hold."""
         while True:
             try:
                 await self.top_up()
             except QueueFull as full:
+                if full.never:
+                    raise
+                log.info("prompts wait for room in the queue", reason=str(full))
                 await asyncio.sleep(full.retry_after_s)
             await asyncio.sleep(_POLL_S)
 

@@ -1,0 +1,72 @@
+"""An evaluation measures the policy of its own session, whatever earlier sessions asked under the same name."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from rollout.config import RedisConfig
+from rollout.errors import QueueFull
+from rollout.memory_queue import MemoryQueue
+from rollout.prompts import Prompt
+from rollout.queue import QueueLimits
+from rollout.types import Purpose
+from tests.queue_records import a_group
+from tests.trainer_kit import train_config
+from trainer.evaluate import Evaluation, evaluate
+from trainer.feeder import Feeder
+
+PROMPTS = [Prompt((1, 2), f"prompt {i}", {}) for i in range(3)]
+
+
+async def engines(queue: MemoryQueue, reward: float) -> None:
+    """Answers every evaluation group with the same reward."""
+    while True:
+        for lease in await queue.lease("engine", count=8, lease_s=60, purposes=[Purpose.EVAL]):
+            await queue.complete(lease, a_group(lease.request.n, rewards=(reward,) * lease.request.n))
+        await asyncio.sleep(0.005)
+
+
+async def evaluated(queue: MemoryQueue, tmp: Path, *, session: int, reward: float, n: int = 2) -> Evaluation:
+    config = train_config(tmp, RedisConfig(), "run", tmp)
+    config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"n": n, "greedy": True})})
+    working = asyncio.create_task(engines(queue, reward))
+    try:
+        return await evaluate(queue, PROMPTS, config, session=session, label="end", step=4)
+    finally:
+        working.cancel()
+
+
+async def test_a_later_session_does_not_read_the_rewards_of_an_earlier_one(tmp_path: Path) -> None:
+    queue = MemoryQueue("run")
+    assert (await evaluated(queue, tmp_path, session=1, reward=0.75)).reward_sampled == 0.75
+    again = await evaluated(queue, tmp_path, session=2, reward=0.25)
+    assert (again.reward_sampled, again.reward_greedy, again.failed_groups) == (0.25, 0.25, 0)
+
+
+async def test_a_later_session_may_ask_with_other_settings(tmp_path: Path) -> None:
+    queue = MemoryQueue("run")
+    await evaluated(queue, tmp_path, session=1, reward=1.0)
+    assert (await evaluated(queue, tmp_path, session=2, reward=1.0, n=4)).samples == 12
+
+
+async def test_an_evaluation_that_is_cancelled_leaves_no_work_behind(tmp_path: Path) -> None:
+    queue = MemoryQueue("run")
+    config = train_config(tmp_path, RedisConfig(), "run", tmp_path)
+    running = asyncio.create_task(evaluate(queue, PROMPTS, config, session=1, label="start", step=0))
+    while (await queue.ledger()).queued < 2 * len(PROMPTS):  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    ledger = await queue.ledger()
+    assert (ledger.queued, ledger.cancelled) == (0, 2 * len(PROMPTS))
+
+
+async def test_what_the_queue_can_never_hold_is_an_error_and_not_a_wait(tmp_path: Path) -> None:
+    queue = MemoryQueue("run", QueueLimits(max_depth=2))
+    config = train_config(tmp_path, RedisConfig(), "run", tmp_path)
+    with pytest.raises(QueueFull, match="3 more would pass max_depth=2, which not even an empty queue has room for"):
+        await evaluate(queue, PROMPTS, config, session=1, label="start", step=0)
+    assert config.batch_groups > 2
+    with pytest.raises(QueueFull, match="max_depth=2, which not even"):
+        await asyncio.wait_for(Feeder(queue, PROMPTS, config, cursor=0).run(), 5)
