@@ -1,7 +1,7 @@
 """Reward functions: what the operator's code receives, and the built-in ones.
 
-A reward function takes one `RewardInput` and returns a finite number, or a mapping with the key "reward" whose other
-numbers are kept as its breakdown. Every built-in one knows the parameter `require_stop`: when true, a sample
+A reward function, plain or async, takes one `RewardInput` and returns a finite number, or a mapping with the key
+"reward" whose other finite numbers are kept as its breakdown. Every built-in one knows the parameter `require_stop`: when true, a sample
 that was cut at `max_tokens` scores 0.
 """
 
@@ -46,19 +46,31 @@ def reward_of(result: object) -> Reward:
     if isinstance(result, Mapping):
         if "reward" not in result:
             raise RewardError(f'reward mapping has no key "reward", only {sorted(map(str, result))}')
-        breakdown = {str(k): _finite(v, str(k)) for k, v in result.items() if k != "reward"}
-        return Reward(_finite(result["reward"], "reward"), breakdown)
-    return Reward(_finite(result, "reward"), {})
+        numbers = {str(k): _number(v) for k, v in result.items() if k != "reward"}
+        breakdown = {k: v for k, v in numbers.items() if v is not None and math.isfinite(v)}
+        return Reward(_reward(result["reward"]), breakdown)
+    return Reward(_reward(result), {})
 
 
-def _finite(value: object, name: str) -> float:
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
-        raise RewardError(f"{name} is {type(value).__name__}, not a number") from error
+def _reward(value: object) -> float:
+    number = _number(value)
+    if number is None:
+        raise RewardError(f"reward is {type(value).__name__}, not a number")
     if not math.isfinite(number):
-        raise RewardError(f"{name} is {number}, not finite")
+        raise RewardError(f"reward is {number}, not finite")
     return number
+
+
+def _number(value: object) -> float | None:
+    """None for what is no number; numbers of any library are, and text that spells one is not."""
+    if isinstance(value, str | bytes | bytearray):
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError):
+        return None
 
 
 def exact_match(sample: RewardInput) -> float:

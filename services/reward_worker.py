@@ -5,13 +5,15 @@ call runs over its limit. One line in: {"function": path, "samples": [..]}; one 
 function is imported, then one for each sample, in order.
 """
 
+import asyncio
 import ctypes
 import importlib
+import inspect
 import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from typing import Any, TextIO
 
 from rollout.rewards import RewardFunction, RewardInput, reward_of
@@ -44,10 +46,15 @@ def load(path: str) -> RewardFunction:
 def score(function: RewardFunction, sample: Mapping[str, Any]) -> dict[str, Any]:
     """One reply: the reward and its breakdown, or the error as text."""
     try:
-        reward = reward_of(function(RewardInput(**sample)))
+        result = function(RewardInput(**sample))
+        reward = reward_of(asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return {"reward": reward.value, "breakdown": dict(reward.breakdown)}
+
+
+async def _awaited(result: Awaitable[object]) -> object:
+    return await result
 
 
 def serve(requests: TextIO, replies: TextIO) -> None:
@@ -62,9 +69,11 @@ def main() -> None:
     if sys.platform == "linux":  # a hanging function must not outlive a killed engine
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a function prints goes to the log, not into the protocol
-    serve(sys.stdin, replies)
+    requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    # What a function, or a process that it starts, reads or prints must not be the protocol.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    serve(requests, replies)
 
 
 if __name__ == "__main__":

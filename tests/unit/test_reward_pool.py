@@ -44,10 +44,33 @@ def text(sample):
 def die(sample):
     os._exit(3)
 
+async def patient(sample):
+    import asyncio
+    await asyncio.sleep(0)
+    return {"reward": len(sample.completion), "note": "good", "odd": float("nan"), "kind": None}
+
+def digits(sample):
+    return sample.completion
+
+def run(sample):
+    import subprocess
+    found = subprocess.run([sys.executable, "-c", sample.completion], capture_output=True)
+    return float(b"EOFError" in found.stderr)
+
+def reader(sample):
+    import subprocess
+    subprocess.Popen(["cat"], stdout=subprocess.DEVNULL)
+    return 1
+
+def huge(sample):
+    return 10**400
+
 def heavy(sample):
     return sum(m in sys.modules for m in ("torch", "vllm", "ray"))
 """
-FUNCTIONS = ("length", "hang", "offspring", "boom", "nan", "text", "die", "heavy")
+FUNCTIONS = (
+    "length", "hang", "offspring", "boom", "nan", "text", "patient", "digits", "run", "reader", "huge", "die", "heavy"
+)  # fmt: skip
 
 
 def sample(completion: str = "ab cd", **changes: object) -> RewardInput:
@@ -91,14 +114,27 @@ async def test_a_users_function_scores_in_order_and_keeps_its_breakdown(pool: Re
         ("boom", "KeyError"),
         ("nan", "not finite"),
         ("text", "not a number"),
+        ("digits", "reward is str, not a number"),
+        ("huge", "not finite"),
         ("die", "process ended"),
         ("missing", "not configured"),
     ],
 )
 async def test_a_failing_function_is_an_error_and_the_pool_goes_on(pool: RewardPool, name: str, message: str) -> None:
     with pytest.raises(RewardError, match=message):
-        await pool.score(name, [sample()])
+        await pool.score(name, [sample("1.0")])
     assert (await pool.score("length", [sample("abc")]))[0].value == 3.0
+
+
+async def test_an_async_function_scores_and_what_is_no_number_of_its_breakdown_is_left_out(pool: RewardPool) -> None:
+    (reward,) = await pool.score("patient", [sample("abc")])
+    assert (reward.value, reward.breakdown) == (3.0, {})
+
+
+async def test_what_a_function_starts_reads_an_empty_input_and_not_the_pools_jobs(pool: RewardPool) -> None:
+    assert (await pool.score("run", [sample("input()")]))[0].value == 1.0
+    for _ in range(4):
+        assert [r.value for r in await pool.score("reader", [sample(), sample()])] == [1.0, 1.0]
 
 
 async def test_a_hanging_function_is_killed_at_its_limit(pool: RewardPool) -> None:
