@@ -36,6 +36,11 @@ REQUEST_SCHEMA = Schema(kind=b"R")
 GROUP_SCHEMA = Schema(kind=b"G")
 
 
+def check_storable(value: object) -> None:
+    """Raises CodecError for what no record can hold: an integer beyond 64 bits, a lone surrogate, no JSON-like value."""
+    pack(REQUEST_SCHEMA, {"value": value}, ArrayWriter())
+
+
 def encode_request(request: RolloutRequest) -> bytes:
     """Raises CodecError when a value cannot be stored, n is not 1 or more, or the prompt is empty or no int32 ids."""
     _check_request(request)

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rollout.errors import ConfigError
+from rollout.codec import check_storable
+from rollout.errors import CodecError, ConfigError
 
 PromptSource = str | list[Mapping[str, Any]] | list[int]
 Tokenise = Callable[[PromptSource], tuple[Sequence[int], str]]
@@ -70,6 +71,10 @@ def _parse(line: bytes, where: str, tokenise: Tokenise, max_prompt_tokens: int) 
         raise ConfigError(f"{where}: {forms[0]} cannot be tokenised: {error}") from error
     if not 1 <= len(ids) <= max_prompt_tokens:
         raise ConfigError(f"{where}: {forms[0]} has {len(ids)} tokens, allowed are 1 to {max_prompt_tokens}")
+    try:
+        check_storable([text, entry])
+    except CodecError as error:
+        raise ConfigError(f"{where}: {error}") from error
     return Prompt(tuple(int(i) for i in ids), text, entry)
 
 

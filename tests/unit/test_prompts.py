@@ -54,6 +54,8 @@ def test_all_three_forms_are_read_and_the_rest_is_metadata(tmp_path: Path) -> No
         ({"prompt_ids": [-1]}, "prompt_ids must be"),
         ({"prompt": "abcde"}, "5 tokens, allowed are 1 to 4"),
         ({"messages": [{"role": "user"}]}, "cannot be tokenised"),
+        ({"prompt": "a", "answer": 2**70}, "cannot be stored: Integer value out of range"),
+        ({"prompt": "a", "answer": "\ud83d"}, "cannot be stored: .*surrogate"),
     ],
 )
 def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: object, message: str) -> None:
