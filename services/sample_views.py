@@ -8,6 +8,7 @@ from rollout.types import TERMINAL_STATES, Group, GroupState, Segment
 from services.schemas import GroupView, SampleView, SegmentView, VersionSpanView
 
 EXPIRED = "expired"
+_LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 def is_finished(status: GroupStatus | None) -> bool:
@@ -37,7 +38,7 @@ def samples_json(status: GroupStatus | None) -> str:
     whichever thread it ran.
     """
     group = status.group if status else None
-    return f"[{','.join(view.model_dump_json() for view in _samples(group))}]" if group else "[]"
+    return f"[{','.join(_one_line(view.model_dump_json()) for view in _samples(group))}]" if group else "[]"
 
 
 def tokens_of(status: GroupStatus | None) -> int:
@@ -49,6 +50,13 @@ def tokens_of(status: GroupStatus | None) -> int:
 def group_json(group_id: str, index: int, status: GroupStatus | None) -> str:
     """A JSON object: GroupSamples."""
     return f'{group_view(group_id, index, status).model_dump_json()[:-1]},"samples":{samples_json(status)}}}'
+
+
+def _one_line(text: str) -> str:
+    """JSON without the characters that many line readers take for an end of line; they only occur inside strings."""
+    for character, escaped in _LINE_ENDS.items():
+        text = text.replace(character, escaped)
+    return text
 
 
 def _samples(group: Group) -> Iterator[SampleView]:

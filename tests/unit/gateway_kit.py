@@ -141,12 +141,12 @@ class Kit:
     backend: EchoBackend
     parts: GatewayParts
 
-    async def finish(self, run: str = "default", *, count: int = 100, reward: float = 1.0) -> int:
+    async def finish(self, run: str = "default", *, count: int = 100, reward: float = 1.0, text: str = "answer") -> int:
         """Play an engine: lease and complete up to `count` groups."""
         queue = self.queues[run]
         leases = await queue.lease("engine", count=count, lease_s=30, purposes=list(Purpose))
         for lease in leases:
-            await queue.complete(lease, scored(lease, reward))
+            await queue.complete(lease, scored(lease, reward, text))
         return len(leases)
 
 
@@ -165,7 +165,7 @@ def kit(config: FleetConfig | None = None, *, queue_limits: QueueLimits | None =
     return Kit(config, queues, board, backend, assemble(config, **settings))
 
 
-def scored(lease: Lease, reward: float) -> Group:
+def scored(lease: Lease, reward: float, text: str = "answer") -> Group:
     n = lease.request.n
     segment = Segment(
         prompt_ids_P=np.asarray(lease.request.prompt_ids, np.int32),
@@ -176,7 +176,7 @@ def scored(lease: Lease, reward: float) -> Group:
         finish_reason=FinishReason.STOP,
     )
     return Group(
-        samples_G=tuple(Sample((segment,), f"answer {i}") for i in range(n)),
+        samples_G=tuple(Sample((segment,), f"{text} {i}") for i in range(n)),
         rewards_G=(reward,) * n,
         breakdown_G=({"exact": reward},) * n,
         replica="r1",

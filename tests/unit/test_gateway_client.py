@@ -40,6 +40,16 @@ async def test_submit_stream_and_read_back() -> None:
         assert await http.cancel(rollout.id) == 0
 
 
+async def test_text_with_unusual_line_ends_streams_as_one_line_and_comes_back_as_it_was() -> None:
+    gateway, text = kit(), "a\u2028b\u2029c\x85d\n\u0b0be"
+    async with client(gateway) as http:
+        rollout = await http.submit(["one"], n=1, sampling={"max_tokens": 4})
+        await gateway.finish(text=text)
+        (streamed,) = [group async for group in http.stream(rollout.id, wait_s=10)]
+        (paged,) = [group async for group in http.samples(rollout.id)]
+    assert [group.samples[0].text for group in (streamed, paged)] == [f"{text} 0"] * 2
+
+
 async def test_refusals_are_the_errors_of_the_queue() -> None:
     gateway = kit(queue_limits=QueueLimits(max_depth=1))
     async with client(gateway) as http:
