@@ -37,7 +37,7 @@ GROUP_SCHEMA = Schema(kind=b"G")
 
 
 def check_storable(value: object) -> None:
-    """Raises CodecError for what no record can hold: an integer beyond 64 bits, a lone surrogate, no JSON-like value."""
+    """Raises CodecError for what no record can hold: an integer beyond 64 bits, a lone surrogate, no JSON value."""
     pack(REQUEST_SCHEMA, {"value": value}, ArrayWriter())
 
 

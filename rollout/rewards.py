@@ -1,8 +1,8 @@
 """Reward functions: what the operator's code receives, and the built-in ones.
 
 A reward function, plain or async, takes one `RewardInput` and returns a finite number, or a mapping with the key
-"reward" whose other finite numbers are kept as its breakdown. Every built-in one knows the parameter `require_stop`: when true, a sample
-that was cut at `max_tokens` scores 0.
+"reward" whose other finite numbers are kept as its breakdown. Every built-in one knows the parameter `require_stop`:
+when true, a sample that was cut at `max_tokens` scores 0.
 """
 
 import math

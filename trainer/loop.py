@@ -328,7 +328,14 @@ class TrainingLoop:
     async def _unless_stopped(self, label: str) -> Evaluation | None:
         self.phase = Phase.EVALUATING if label in ("start", "end") else self.phase
         running = asyncio.create_task(
-            evaluate(self._parts.queue, self._parts.eval_prompts, self._config, label=label, step=self.progress.step)
+            evaluate(
+                self._parts.queue,
+                self._parts.eval_prompts,
+                self._config,
+                session=self._parts.token,
+                label=label,
+                step=self.progress.step,
+            )
         )
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -337,6 +344,7 @@ class TrainingLoop:
         finally:
             running.cancel()
             stopping.cancel()
+            await asyncio.gather(running, stopping, return_exceptions=True)
 
     async def _finish(self) -> None:
         await self._pushed()
