@@ -1,17 +1,20 @@
 """Policies from a local Hugging Face directory."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
 from trainer.errors import ModelError
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5")
 _NOT_COPIED = frozenset({"config.json", "manifest.json", "model.safetensors.index.json"})
+_NOISE = re.compile("dropout|pdrop|layerdrop|drop_path|jitter")
+"""Settings that make a model in train mode compute at random."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -38,9 +41,12 @@ def load_policy(path: Path, dtype: str) -> Any:
     Raises ModelError when the directory is broken, a weight is missing, or a weight is not finite.
     """
     check_directory(path)
+    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
+        config = AutoConfig.from_pretrained(path, **local)
+        silence(config)
         model, report = AutoModelForCausalLM.from_pretrained(
-            path, dtype=DTYPES[dtype], local_files_only=True, trust_remote_code=False, output_loading_info=True
+            path, config=config, dtype=DTYPES[dtype], output_loading_info=True, **local
         )
     except Exception as error:  # transformers and safetensors raise many types for broken files
         raise ModelError(f"{path} does not load: {type(error).__name__}: {error}") from error
@@ -49,7 +55,19 @@ def load_policy(path: Path, dtype: str) -> Any:
     for name, tensor in model.named_parameters():
         if not bool(torch.isfinite(tensor).all()):
             raise ModelError(f"{path}: {name} holds values that are not finite")
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
     return model.eval()
+
+
+def silence(config: PretrainedConfig) -> None:
+    """Set every dropout and the like to 0, in place: engines sample without it, and train mode would turn it on."""
+    for name, value in vars(config).items():
+        if isinstance(value, PretrainedConfig):
+            silence(value)
+        elif _NOISE.search(name) and isinstance(value, int | float) and not isinstance(value, bool):
+            setattr(config, name, 0.0)
 
 
 def load_tokenizer(path: Path) -> Any:

@@ -94,7 +94,7 @@ class PolicyCore:
         self._companions = read_companions(spec.model_dir) if self.rank == 0 else {}
         if spec.workers.gradient_checkpointing:
             self._model.gradient_checkpointing_enable()
-            self._model.train()
+            self._model.train()  # in eval mode layers are not checkpointed
         self._engine = _start_engine(self._model, spec)
 
     def update(
@@ -139,7 +139,12 @@ class PolicyCore:
 
     def canary_logprobs(self, sequences: Sequence[tuple[int, ...]]) -> list[list[float]]:
         """What an engine with these weights must compute for the sequences."""
-        return [sequence_logprobs(self._model, ids, self.device) for ids in sequences]
+        training = self._model.training
+        self._model.eval()  # as an engine computes
+        try:
+            return [sequence_logprobs(self._model, ids, self.device) for ids in sequences]
+        finally:
+            self._model.train(training)
 
     def export(self, directory: Path, *, bucket_bytes: int) -> ExportResult:
         """Rank 0 writes config, tokenizer files and weights into an existing directory, synced."""

@@ -12,10 +12,10 @@ import ray
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from rollout.errors import NightshiftError
-from tests.tiny_models import ARCHITECTURES, Architecture, build_policy
+from tests.tiny_models import ARCHITECTURES, Architecture, build_policy, build_tokenizer
 from trainer.batch import Row, make_batch
 from trainer.config import AlgorithmConfig, OptimizerConfig, WorkersConfig
 from trainer.errors import ModelError, WorkerDied
@@ -199,6 +199,30 @@ def test_the_reference_scores_what_the_policy_scored_before_training(model_dir: 
     metrics = metrics_of(core.update([rescored], lr=1e-3).sums)
     assert metrics["engine_gap_max"] < 1e-5
     assert metrics["behavior_kl"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def noisy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GPT-2 whose configuration asks for dropout, with hard-coded dropout too."""
+    directory = tmp_path_factory.mktemp("gpt2")
+    tokenizer = build_tokenizer()
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1
+    )
+    assert (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) == (0.1, 0.1, 0.1)
+    torch.manual_seed(0)
+    GPT2LMHeadModel(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def test_a_model_with_dropout_computes_the_same_with_gradient_checkpointing(noisy_dir: Path) -> None:
+    plain, checkpointed = (
+        PolicyCore(spec(noisy_dir, gradient_checkpointing=checkpointing)) for checkpointing in (False, True)
+    )
+    assert checkpointed.canary_logprobs(CANARY) == checkpointed.canary_logprobs(CANARY)
+    assert checkpointed.canary_logprobs(CANARY)[0] == pytest.approx(plain.canary_logprobs(CANARY)[0], abs=1e-6)
+    assert trained_logprobs(checkpointed) == pytest.approx(trained_logprobs(plain), abs=1e-5)
 
 
 def test_a_missing_or_non_finite_weight_is_named(model_dir: Path, tmp_path: Path) -> None:
