@@ -176,6 +176,8 @@ class Replica:
                 await self._board.heartbeat(self._config.fleet, self.heartbeat(), ttl_s=_BEAT_TTL_S)
             except StoreUnavailable as error:
                 _log.warning("heartbeat_failed", error=str(error))
+            except Exception:  # users are served without a heartbeat too, and nothing ends their engine for want of one
+                _log.exception("heartbeat_failed")
             with suppress(TimeoutError):
                 async with asyncio.timeout(_BEAT_S):
                     await news.wait()

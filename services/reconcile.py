@@ -117,6 +117,12 @@ class Reconciler:
                 self.detail = str(error)
                 _log.warning("reconcile_failed", error=str(error))
                 await asyncio.sleep(_OUTAGE_WAIT_S)
+            except Exception as error:
+                # The weights in use go on serving users; a replica that ended here would take their requests with it
+                # and be replaced by one that meets the same. How far behind it is, is not known any more.
+                self._caught_up, self.detail = False, repr(error)
+                _log.exception("reconcile_failed")
+                await asyncio.sleep(_OUTAGE_WAIT_S)
 
     async def step(self) -> None:
         """One look at the board, and the one delivery it calls for."""
@@ -223,7 +229,10 @@ class Reconciler:
         directory = Path(current.directory)
         manifest = read_manifest(directory)
         _agree(manifest, current.version, current.digest, current.fencing_token)
-        verify_buckets(directory, manifest)
+        try:
+            verify_buckets(directory, manifest)
+        except OSError as error:  # a disk that fails, or the trainer retires the version meanwhile
+            raise WeightsError(f"{directory}: cannot be read: {error}") from error
         return Delivery(run, manifest, directory, directory, PushPath.ARTEFACT, None, time.monotonic() - started)
 
     async def _deliver(self, delivery: Delivery) -> None:

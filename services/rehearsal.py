@@ -60,17 +60,17 @@ async def rehearse(
     size = await asyncio.to_thread(_weight_bytes, model)
     if size == 0:
         raise RehearsalFailed(f"{model} holds no *.safetensors file, so weights cannot be replaced in a running engine")
-    ids = canary_ids(_vocab_size(model))
+    ids = canary_ids(_vocab_size(model), min(_LENGTH, swap.max_scored_tokens))
     if size <= independent_limit:
         directory = await asyncio.to_thread(staging.open, "rehearsal", size)
         return await _against_independent(swap, model, directory, ids, tolerance)
     return await _by_groups(swap, model, staging, ids, tolerance)
 
 
-def canary_ids(vocab_size: int) -> tuple[tuple[int, ...], ...]:
+def canary_ids(vocab_size: int, length: int = _LENGTH) -> tuple[tuple[int, ...], ...]:
     """Seeded token sequences."""
     generator = torch.Generator().manual_seed(_SEED)
-    ids = torch.randint(0, vocab_size, (_SEQUENCES, _LENGTH), generator=generator)
+    ids = torch.randint(0, vocab_size, (_SEQUENCES, length), generator=generator)
     return tuple(tuple(row) for row in ids.tolist())
 
 

@@ -33,6 +33,11 @@ class Engine(Protocol):
 
     async def set_version(self, version: int) -> None: ...
 
+    @property
+    def max_scored_tokens(self) -> int:
+        """Length of the longest sequence that `score` takes."""
+        ...
+
     async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]: ...
 
 
@@ -45,6 +50,11 @@ class WeightSwap:
         self._refresh_tied_head = refresh_tied_head
         self.broken = ""
         """Why the engine must be replaced; empty while it is well."""
+
+    @property
+    def max_scored_tokens(self) -> int:
+        """Canaries are compared up to this length."""
+        return self._engine.max_scored_tokens
 
     async def load(self, directory: Path, *, version: int, fallback: Path | None = None) -> float:
         """Load a directory, or `fallback` where that fails; returns how long generation stood still, in seconds.
@@ -66,8 +76,11 @@ class WeightSwap:
     async def gap(self, canary: Canary) -> float:
         """Mean absolute difference between what the engine computes and what it should, in nats.
 
-        NO_GAP when the engine does not answer within the watchdog's time.
+        NO_GAP when the engine fails to answer, or does not within the watchdog's time: what cannot be checked is not
+        verified, and no reason to end a replica that serves users.
         """
+        # the trainer does not know how long a context its engines have
+        canary = cut(canary, self.max_scored_tokens)
         scoring = asyncio.create_task(self.scores(canary.token_ids))
         try:
             # not `timeout`: that would wait for the end of a cancellation, which an engine that hangs may never reach
@@ -76,6 +89,9 @@ class WeightSwap:
             scoring.cancel()
         if not done:
             _log.error("canary_not_answered", watchdog_s=self._watchdog_s)
+            return NO_GAP
+        if error := scoring.exception():
+            _log.error("canary_failed", error=repr(error))
             return NO_GAP
         return mean_gap(scoring.result(), canary.logprobs)
 
@@ -99,6 +115,19 @@ class WeightSwap:
     def _break(self, reason: str) -> None:
         self.broken = reason
         raise EngineBroken(reason)
+
+
+def cut(canary: Canary, longest: int) -> Canary:
+    """The first `longest` tokens of each sequence: a logprob depends on the tokens before it alone.
+
+    >>> cut(Canary(((7, 8, 9), (7, 8)), ((-1.0, -2.0), (-3.0,))), 2)
+    Canary(token_ids=((7, 8), (7, 8)), logprobs=((-1.0,), (-3.0,)))
+    """
+    pairs = [
+        (ids[:longest], logprobs[: longest - 1]) if len(ids) > longest else (ids, logprobs)
+        for ids, logprobs in zip(canary.token_ids, canary.logprobs, strict=True)
+    ]
+    return Canary(tuple(ids for ids, _ in pairs), tuple(logprobs for _, logprobs in pairs))
 
 
 def mean_gap(found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> float:

@@ -36,6 +36,11 @@ class VllmEngine:
         return int(self._client.model_config.max_model_len)
 
     @property
+    def max_scored_tokens(self) -> int:
+        """The engine refuses a prompt that leaves no room for one token."""
+        return self.max_model_len - 1
+
+    @property
     def vocab_size(self) -> int:
         return int(self._client.model_config.get_vocab_size())
 

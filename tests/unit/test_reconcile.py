@@ -1,21 +1,26 @@
 """A replica follows published versions; only a version that failed its check runs out of tries."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from rollout.board import CurrentVersion, Invitation, Membership, PushPath, ReplicaState
+from rollout.errors import WeightsError
 from rollout.weights import MANIFEST, Bucket, Canary, WeightManifest, file_sha256, version_dir
-from services import collective
+from services import collective, reconcile
 from services.config import PushConfig
 from services.reconcile import Reconciler
 from services.staging import Staging
-from services.swap import WeightSwap
+from services.swap import NO_GAP, WeightSwap
 
 
 class Engine:
     """Computes what the canary expects while it is `right`."""
+
+    max_scored_tokens = 64
 
     def __init__(self) -> None:
         self.right = True
@@ -150,7 +155,87 @@ async def test_a_version_that_appears_between_two_looks_is_received_and_not_read
 
     board = RacingBoard(publish)
     monkeypatch.setattr(stand.reconciler, "_board", board)
-    monkeypatch.setattr(collective, "receive", lambda *_, **__: 0.0)
+
+    async def received(*_: object, **__: object) -> None: ...
+
+    monkeypatch.setattr(collective, "receive", received)
     await stand.reconciler.step()
     await stand.reconciler.step()
     assert [push.path for push in stand.reconciler.pushes] == [PushPath.COLLECTIVE]
+
+
+@asynccontextmanager
+async def looping(stand: Stand) -> AsyncIterator[None]:
+    """The loop as a replica runs it, which must not have ended by itself."""
+    loop = asyncio.create_task(stand.reconciler.run())
+    try:
+        yield
+        assert not loop.done()
+    finally:
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - the state under test announces nothing
+            await asyncio.sleep(0.005)
+
+
+async def test_a_canary_that_the_engine_refuses_leaves_a_stale_replica_and_not_a_dead_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand = Stand(tmp_path)
+
+    async def refuse(token_ids: Sequence[int]) -> tuple[float, ...]:
+        raise ValueError("the prompt is longer than the maximum model length")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stand.engine, "score", refuse)
+        stand.publish(1)
+        async with looping(stand):
+            await until(lambda: len(stand.reconciler.pushes) == 3)
+    assert [push.canary_gap for push in stand.reconciler.pushes] == [NO_GAP] * 3
+    assert stand.reconciler.state is ReplicaState.STALE
+    stand.publish(2)
+    async with looping(stand):
+        await until(lambda: stand.reconciler.state is ReplicaState.HEALTHY)
+    assert stand.reconciler.version == 2
+
+
+async def test_an_unforeseen_error_makes_the_replica_stale_until_a_step_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile, "_OUTAGE_WAIT_S", 0.01)
+    stand = Stand(tmp_path)
+    stand.publish(1)
+    async with looping(stand):
+        await until(lambda: stand.reconciler.state is ReplicaState.HEALTHY)
+
+        async def confused(run: str) -> CurrentVersion | None:
+            raise KeyError("fencing_token")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(stand.board, "current", confused)
+            await until(lambda: "fencing_token" in stand.reconciler.detail)
+            assert stand.reconciler.state is ReplicaState.STALE
+        await until(lambda: stand.reconciler.state is ReplicaState.HEALTHY)
+    assert (stand.reconciler.version, stand.given_up) == (1, [])
+
+
+async def test_an_artefact_that_cannot_be_read_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile, "_OUTAGE_WAIT_S", 0.01)
+    stand = Stand(tmp_path)
+
+    def fail(directory: Path, manifest: WeightManifest) -> None:
+        raise OSError(5, "Input/output error")
+
+    stand.publish(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(reconcile, "verify_buckets", fail)
+        with pytest.raises(WeightsError, match="Input/output error"):
+            await stand.reconciler.step()
+        async with looping(stand):
+            await until(lambda: "Input/output error" in stand.reconciler.detail)
+    async with looping(stand):
+        await until(lambda: stand.reconciler.version == 1)

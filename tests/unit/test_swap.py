@@ -5,15 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollout.weights import Canary
-from services.swap import NO_GAP, WeightSwap
+from services.swap import NO_GAP, WeightSwap, mean_gap
 
 
-class HangingEngine:
-    """Never answers a score, and ends an aborted one only when `gone` is set."""
+class Engine:
+    """Computes -1.0 for every token, of sequences of up to `max_scored_tokens`, as vLLM refuses longer ones."""
 
-    def __init__(self) -> None:
-        self.gone = asyncio.Event()
-        self.aborted = 0
+    def __init__(self, max_scored_tokens: int = 64) -> None:
+        self.max_scored_tokens = max_scored_tokens
 
     async def pause(self) -> None: ...
 
@@ -22,6 +21,20 @@ class HangingEngine:
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None: ...
 
     async def set_version(self, version: int) -> None: ...
+
+    async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+        if len(token_ids) > self.max_scored_tokens:
+            raise ValueError(f"The decoder prompt (length {len(token_ids)}) is longer than the maximum model length")
+        return (-1.0,) * (len(token_ids) - 1)
+
+
+class HangingEngine(Engine):
+    """Never answers a score, and ends an aborted one only when `gone` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone = asyncio.Event()
+        self.aborted = 0
 
     async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
         try:
@@ -41,3 +54,29 @@ async def test_a_canary_that_is_never_answered_is_not_verified_and_its_requests_
     assert gap == NO_GAP
     assert engine.aborted == 2
     engine.gone.set()
+
+
+class FailingEngine(Engine):
+    """Ends every canary without a result, as vLLM does with an aborted request."""
+
+    async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+        raise RuntimeError("sample ended with 'abort'")
+
+
+async def test_a_canary_whose_scoring_fails_is_not_verified() -> None:
+    assert await WeightSwap(FailingEngine(), watchdog_s=5).gap(Canary(((1, 2),), ((-1.0,),))) == NO_GAP
+
+
+async def test_a_canary_longer_than_the_context_is_compared_as_far_as_the_context_goes() -> None:
+    canary = Canary((tuple(range(32)), (1, 2)), ((-1.0,) * 31, (-1.0,)))
+    swap = WeightSwap(Engine(max_scored_tokens=16), watchdog_s=5)
+    assert await swap.gap(canary) == 0.0
+    off_in_the_prefix = Canary(canary.token_ids, ((-2.0,) * 31, (-1.0,)))
+    assert await swap.gap(off_in_the_prefix) == 15 / 16
+    off_beyond_it = Canary(canary.token_ids, ((*(-1.0,) * 15, *(-9.0,) * 16), (-1.0,)))
+    assert await swap.gap(off_beyond_it) == 0.0
+
+
+async def test_an_expectation_of_the_wrong_length_is_no_match_where_nothing_is_cut() -> None:
+    assert await WeightSwap(Engine(), watchdog_s=5).gap(Canary(((1, 2, 3),), ((-1.0,),))) == NO_GAP
+    assert mean_gap([[-1.0]], [[-1.0, -1.0]]) == NO_GAP

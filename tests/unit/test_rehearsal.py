@@ -1,0 +1,52 @@
+"""The rehearsal fits the context of the engine it is for."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.rehearsal import independent_logprobs, rehearse
+from services.staging import Staging
+from services.swap import WeightSwap
+from tests.tiny_models import build_policy
+
+
+class IndependentEngine:
+    """Computes with transformers what an engine would, and refuses what one would."""
+
+    def __init__(self, model: Path, max_scored_tokens: int) -> None:
+        self.model = model
+        self.max_scored_tokens = max_scored_tokens
+        self.longest = 0
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
+        self.model = directory
+
+    async def set_version(self, version: int) -> None: ...
+
+    async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+        assert len(token_ids) <= self.max_scored_tokens
+        self.longest = max(self.longest, len(token_ids))
+        return independent_logprobs(self.model, (tuple(token_ids),))[0]
+
+
+async def test_the_rehearsal_of_an_engine_with_a_short_context_uses_all_of_it(tmp_path: Path) -> None:
+    model = build_policy(tmp_path / "policy", "qwen3_tied")
+    staging = Staging(tmp_path / "staging", "host-1-a")
+    staging.prepare()
+    for independent_limit in (1 << 30, 0):
+        engine = IndependentEngine(model, max_scored_tokens=15)
+        swap = WeightSwap(engine, watchdog_s=60)
+        gap = await rehearse(
+            swap,
+            model=model,
+            staging=staging,
+            dtype="float32",
+            tolerance=0.05,
+            independent_limit=independent_limit,
+        )
+        assert gap < 0.001
+        assert engine.longest == 15
+    staging.close()
