@@ -6,8 +6,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
-
+from deploy.memory import available_bytes
 from rollout.config import RedisConfig
 from rollout.errors import ConfigError, StoreUnavailable
 from rollout.redis_store import RedisStore
@@ -26,18 +25,28 @@ def check_fleet(fleet: FleetConfig) -> None:
     """All of them, cheapest first."""
     check_model(fleet.model.path)
     check_port(fleet.gateway.host, fleet.gateway.port)
-    check_memory(fleet, psutil.virtual_memory().available)
+    check_memory(fleet, available_bytes())
 
 
 def check_model(path: Path) -> None:
     """A local Hugging Face directory with config, weights and tokenizer."""
+    try:
+        _check_files(path)
+    except OSError as error:
+        raise ConfigError(
+            f"model.path={path}: {error.filename or path} cannot be read: {error.strerror}; make it readable for this "
+            "user, or copy the model again"
+        ) from error
+
+
+def _check_files(path: Path) -> None:
     if not path.is_dir():
         raise ConfigError(f"model.path={path}: no such directory; give a local Hugging Face model directory")
     try:
         config = json.loads((path / "config.json").read_text())
     except FileNotFoundError as error:
         raise ConfigError(f"model.path={path}: config.json is missing; this is not a Hugging Face model") from error
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise ConfigError(f"model.path={path}: config.json cannot be read: {error}") from error
     if not isinstance(config, dict) or not config.get("architectures"):
         raise ConfigError(f"model.path={path}: config.json names no architectures; save the model with save_pretrained")
@@ -53,18 +62,42 @@ def _check_weights(path: Path) -> None:
     if not files:
         raise ConfigError(f"model.path={path}: no *.safetensors file; save the model with safetensors")
     for file in files:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = stream.read(min(length, 100_000_000))
-        try:
-            end = max(entry["data_offsets"][1] for name, entry in json.loads(header).items() if name != "__metadata__")
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"model.path={path}: {file.name} is not a safetensors file; copy it again") from error
-        if file.stat().st_size < 8 + length + end:
-            raise ConfigError(
-                f"model.path={path}: {file.name} has {file.stat().st_size} bytes and needs {8 + length + end}; "
-                "the copy is incomplete, make it again"
-            )
+        _check_shard(path, file)
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        _check_index(path, index)
+
+
+def _check_shard(path: Path, file: Path) -> None:
+    if file.is_symlink() and not file.exists():
+        raise ConfigError(
+            f"model.path={path}: {file.name} points to {file.readlink()}, which does not exist; download or copy the "
+            "model again"
+        )
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = stream.read(min(length, 100_000_000))
+    try:
+        end = max(entry["data_offsets"][1] for name, entry in json.loads(header).items() if name != "__metadata__")
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ConfigError(f"model.path={path}: {file.name} is not a safetensors file; copy it again") from error
+    if file.stat().st_size < 8 + length + end:
+        raise ConfigError(
+            f"model.path={path}: {file.name} has {file.stat().st_size} bytes and needs {8 + length + end}; "
+            "the copy is incomplete, make it again"
+        )
+
+
+def _check_index(path: Path, index: Path) -> None:
+    try:
+        shards = {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"model.path={path}: {index.name} is not an index of weights; copy it again") from error
+    if missing := sorted(name for name in shards if not (path / name).is_file()):
+        raise ConfigError(
+            f"model.path={path}: {', '.join(missing)} of {len(shards)} shards missing, which {index.name} names; the "
+            "copy is incomplete, make it again"
+        )
 
 
 def check_port(host: str, port: int) -> None:
@@ -98,7 +131,7 @@ async def _greet(redis: RedisConfig) -> None:
     except StoreUnavailable as error:
         text = str(error).replace(redis.url or shown, shown)
         raise StoreUnavailable(
-            f"redis.url={shown}: {text}. Start that server, or leave redis.url (and REDIS_URL) out for one of its own."
+            f"redis.url={shown}: {text}. Or leave redis.url (and REDIS_URL) out for a server of its own."
         ) from error
     except ValueError as error:
         raise ConfigError(
