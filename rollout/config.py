@@ -35,7 +35,7 @@ class RedisConfig(Settings):
     def _check_url(cls, url: str | None) -> str | None:
         if url is not None and (problem := _url_problem(url)) is not None:
             raise ValueError(
-                f"{redacted(url)!r} {problem}; expected redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH"
+                f"{redacted(url)!r} {problem}; expected redis://HOST:PORT[/DB], rediss://HOST:PORT[/DB] or unix:///PATH"
             )
         return url
 
@@ -72,7 +72,10 @@ def _url_problem(url: str) -> str | None:
         return None if parts.path.strip("/") else "has no path"
     if not parts.hostname:
         return "has no host"
-    return "has port 0" if port == 0 else None
+    if port == 0:
+        return "has port 0"
+    # the client takes any other path for database 0
+    return None if re.fullmatch(r"(/[0-9]*)?/?", parts.path) else "has a path that is no database number"
 
 
 class ModelConfig(Settings):

@@ -2,11 +2,13 @@
 
 A call whose answer was lost is sent again until the server answers or `outage_s` has passed. That is safe because
 every script and command sent through here has the same effect when it runs twice; the client library's own retries
-are off. All failures to get an answer become StoreUnavailable.
+are off. All failures to get an answer become StoreUnavailable, which ends with the last thing that was heard; what no
+repetition mends (a refused login, a database or a permission that is not there) is said at once.
 """
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from importlib import resources
@@ -21,7 +23,6 @@ from redis.exceptions import (
     BusyLoadingError,
     ClusterDownError,
     NoScriptError,
-    OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     ResponseError,
@@ -37,13 +38,24 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_r
 
 from rollout.config import RedisConfig
 from rollout.errors import ConfigError, StoreUnavailable
+from rollout.redis_server import GRANT, unsuitable
 
 log = structlog.get_logger(__name__)
 
-_OLDEST = (6, 2)
 _COMMAND_TIMEOUT_S = 30.0
 _MAX_CONNECTIONS = 16
 _LOST = (RedisConnectionError, RedisTimeoutError, BusyLoadingError, ReadOnlyError, ClusterDownError, TryAgainError)
+_SCRIPT = r"^-(?:ERR Error running script .*?: -)?"
+"""On 6.2 the answer of a script has the code of the command that failed inside its text."""
+_PASSING = re.compile(_SCRIPT + r"(BUSY|READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|NOREPLICAS) ")
+_READ_ONLY = re.compile(_SCRIPT + r"READONLY ")
+_REFUSALS = (
+    (r"OOM|MISCONF", "refuses writes (memory or disk is full, see its maxmemory and log)", ""),
+    (r"-NOPERM |can't run this command|can't access at least one", "refuses this user", f". Grant it {GRANT}"),
+    (r"-(MOVED|ASK|CROSSSLOT) ", "is part of a Redis Cluster", ". Give the address of a standalone server"),
+    (r"DB index", "has no such database", ". Leave the number out of the address, or use 0"),
+)
+"""(pattern, what it means, remedy) of answers that say something about the server rather than about the call."""
 
 Argument = str | bytes | int | float
 
@@ -69,8 +81,8 @@ class RedisStore:
     async def connect(cls, config: RedisConfig, *, role: str = "client") -> Self:
         """Connect within `connect_timeout_s` and check the server; `role` becomes part of the connections' name.
 
-        Raises StoreUnavailable when nothing answers, the login is refused or the server is older than 6.2, ConfigError
-        for an address with options that the client does not know.
+        Raises StoreUnavailable when nothing answers, the login is refused or the server cannot keep a queue
+        (`rollout.redis_server`), ConfigError for an address with options that the client does not know.
         """
         if config.url is None:
             raise StoreUnavailable("redis.url is not set; start the embedded server and pass its address")
@@ -79,7 +91,7 @@ class RedisStore:
             "max_connections": _MAX_CONNECTIONS,
             "timeout": timeout,
             "retry": Retry(NoBackoff(), 0),
-            "client_name": f"nightshift:{role}",
+            "redis_connect_func": _named(f"nightshift:{role}"),
             "socket_timeout": timeout,
             "socket_connect_timeout": min(config.connect_timeout_s, config.outage_s),
             "protocol": 2,
@@ -139,29 +151,37 @@ class RedisStore:
 
     async def _check_server(self) -> None:
         limit = self.config.connect_timeout_s
+        heard: list[RedisError] = []
         try:
             async with asyncio.timeout(limit):
-                info = await self._answered(lambda: self._execute("INFO", "server"), limit)
+                info = await self._answered(lambda: self._execute("INFO"), limit, heard)
         except TimeoutError as error:
-            raise StoreUnavailable(f"{self.config.redacted_url} did not answer for {limit:g} s") from error
-        version = str(info.get("redis_version", "0.0"))
-        if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
-            where = self.config.redacted_url
-            raise StoreUnavailable(f"the server at {where} is Redis {version}; 6.2 or newer is needed")
+            raise self._silent(limit, heard[-1] if heard else None) from error
+        except ResponseError as error:
+            raise StoreUnavailable(f"{self.config.redacted_url} refused INFO: {error}") from error
+        if (problem := unsuitable(info)) is not None:
+            raise StoreUnavailable(f"the server at {self.config.redacted_url} {problem}")
         self._durability = await self._read_durability()
 
     async def _read_durability(self) -> str:
-        try:
-            answers = await self.commands([("CONFIG", "GET", "appendonly"), ("CONFIG", "GET", "appendfsync")])
-        except ResponseError:  # managed servers refuse CONFIG
-            return "unknown"
-        settings = {key: value for answer in answers for key, value in _pairs(answer).items()}
-        if settings.get("appendonly") != "yes":
+        async def read() -> dict[str, str]:
+            try:
+                answers = [await self._execute("CONFIG", "GET", name) for name in ("appendonly", "appendfsync")]
+            except ResponseError as error:
+                if _is_lost(error):
+                    raise
+                return {}  # managed servers refuse CONFIG
+            return {key: value for answer in answers for key, value in _pairs(answer).items()}
+
+        settings: dict[str, str] = await self._answered(read)
+        if settings.get("appendonly", "yes") != "yes":
             return "none"
         return settings.get("appendfsync", "unknown")
 
-    async def _answered(self, call: Callable[[], Awaitable[Any]], outage_s: float | None = None) -> Any:
-        """The call's answer, the call repeated while the server cannot be reached."""
+    async def _answered(
+        self, call: Callable[[], Awaitable[Any]], outage_s: float | None = None, heard: list[RedisError] | None = None
+    ) -> Any:
+        """The call's answer, the call repeated while the server cannot be reached; `heard` collects the failures."""
         limit = self.config.outage_s if outage_s is None else outage_s
         task = asyncio.current_task()
         cancellations = task.cancelling() if task else 0
@@ -174,42 +194,80 @@ class RedisStore:
         try:
             async for attempt in retrying:
                 with attempt:
-                    answer = await call()
+                    answer = await self._attempt(call, heard)
         except RedisError as error:
-            if _is_login(error):
-                raise StoreUnavailable(f"{self.config.redacted_url} refused the login: {error}") from error
             if _is_lost(error):
-                where = self.config.redacted_url
-                raise StoreUnavailable(f"{where} did not answer for {limit:g} s: {error}") from error
-            if isinstance(error, ResponseError):
-                raise _translated(error) from error
-            raise StoreUnavailable(f"{self.config.redacted_url}: {error}") from error
+                raise self._silent(limit, error) from error
+            raise _translated(_answer(error), self.config.redacted_url, self.config.namespace) from error
         if task and task.cancelling() > cancellations:
             # some await of the client library swallows a cancellation
             raise asyncio.CancelledError
         return answer
 
+    async def _attempt(self, call: Callable[[], Awaitable[Any]], heard: list[RedisError] | None) -> Any:
+        try:
+            return await call()
+        except RedisError as error:
+            if heard is not None:
+                heard.append(error)
+            if _READ_ONLY.search(_said(error)):
+                # the address may lead to the new master already, these connections do not
+                await self._client.connection_pool.disconnect(inuse_connections=False)
+            raise
 
-def _is_login(error: BaseException) -> bool:
-    """A refused login; while connecting the client wraps it in a ConnectionError."""
-    return isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError)
+    def _silent(self, limit_s: float, last: RedisError | None) -> StoreUnavailable:
+        said = "" if last is None else f": {last}"
+        return StoreUnavailable(f"{self.config.redacted_url} did not answer for {limit_s:g} s{said}")
+
+
+def _named(name: str) -> Callable[[Any], Awaitable[None]]:
+    """What a fresh connection does: log in, and say its name where that is allowed."""
+
+    async def greet(connection: Any) -> None:
+        await connection.on_connect()
+        try:
+            await connection.send_command("CLIENT", "SETNAME", name, check_health=False)
+            await connection.read_response()
+        except ResponseError as error:
+            if _is_lost(error):
+                raise
+            log.debug("redis_connection_unnamed", name=name, reason=str(error))
+
+    return greet
+
+
+def _answer(error: RedisError) -> RedisError:
+    """What the server said; while connecting the client wraps it in a ConnectionError."""
+    cause = error.__cause__
+    return cause if isinstance(cause, (AuthenticationError, ResponseError)) else error
+
+
+def _said(error: RedisError) -> str:
+    """The answer as it came: the client takes the codes it knows out of the text."""
+    return f"-{error.status_code} {error}" if error.status_code else f"-{error}"
 
 
 def _is_lost(error: BaseException) -> bool:
     """Whether the call is sent again. BUSY is the server's own word for a script that takes long."""
-    if _is_login(error):
+    if not isinstance(error, RedisError):
         return False
-    return isinstance(error, _LOST) or (isinstance(error, ResponseError) and str(error).startswith("BUSY "))
+    answer = _answer(error)
+    if isinstance(answer, AuthenticationError):
+        return False
+    return isinstance(answer, _LOST) or (isinstance(answer, ResponseError) and bool(_PASSING.search(_said(answer))))
 
 
-def _translated(error: ResponseError) -> Exception:
-    text = str(error)
-    code, _, detail = text.partition(" ")
+def _translated(error: RedisError, where: str, namespace: str) -> Exception:
+    """An error of ours; what a script of ours does wrong stays as it is."""
+    code, _, detail = str(error).partition(" ")
     if code in {"CONFLICT", "FULL", "LEASELOST", "FENCED", "NOTFOUND", "WRITERBUSY"}:
         return ScriptRefusal(code, detail)
-    if isinstance(error, OutOfMemoryError) or "OOM" in text or "MISCONF" in text:
-        return StoreUnavailable(f"Redis refuses writes (memory or disk is full, see its maxmemory and log): {text}")
-    return error
+    if isinstance(error, AuthenticationError):
+        return StoreUnavailable(f"{where} refused the login: {error}")
+    for pattern, meaning, remedy in _REFUSALS:
+        if re.search(pattern, _said(error)):
+            return StoreUnavailable(f"{where} {meaning}: {error}{remedy.format(namespace=namespace)}")
+    return error if isinstance(error, ResponseError) else StoreUnavailable(f"{where}: {error}")
 
 
 def _pairs(answer: Any) -> dict[str, str]:

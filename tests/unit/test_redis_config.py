@@ -4,12 +4,26 @@ from pydantic import ValidationError
 from rollout.config import RedisConfig, redacted
 
 
-@pytest.mark.parametrize("url", ["redis://h:6379/2", "rediss://u:p@h", "unix:///tmp/s?db=1", "redis://[::1]:7"])
+@pytest.mark.parametrize(
+    "url", ["redis://h:6379/2", "redis://h:6379/", "rediss://u:p@h", "unix:///tmp/s?db=1", "redis://[::1]:7"]
+)
 def test_addresses_of_a_server_are_accepted(url: str) -> None:
     assert RedisConfig(url=url).url == url
 
 
-@pytest.mark.parametrize("url", ["", "localhost:6379", "redis://h:notaport", "redis://", "unix://", "http://h:1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "localhost:6379",
+        "redis://h:notaport",
+        "redis://",
+        "unix://",
+        "http://h:1",
+        "redis://h/mydb",
+        "redis://h/1/2",
+    ],
+)
 def test_a_malformed_address_is_refused_with_the_form_expected(url: str) -> None:
     with pytest.raises(ValidationError, match="expected redis://HOST:PORT"):
         RedisConfig(url=url)
