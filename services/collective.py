@@ -1,76 +1,123 @@
-"""The engine half of a collective push: bytes from the trainer into staging, in a group that lives for one epoch."""
+"""The engine half of a collective push: bytes from the trainer into staging, in a group that lives for one epoch.
 
-import socket
+Which process receives depends on the backend: gloo needs memory alone, so the replica does it itself; NCCL needs a GPU,
+which only the engine's workers have.
+"""
+
+import asyncio
 import time
-from datetime import timedelta
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import distributed as dist
+from typing import Any, Protocol
 
 from rollout.board import Invitation
 from rollout.errors import WeightsError
-from rollout.weights import Bucket, WeightManifest, verify_buckets
+from rollout.push_group import Seat
+from rollout.weights import WeightManifest, verify_buckets
+from services.bucket_stream import receive_buckets
 from services.staging import copy_side_files, seal
+from services.transports import gloo
 
-_SOURCE_RANK = 0
+_POLL_S = 0.05
+
+Files = Sequence[tuple[str, int]]
+"""Name and bytes of each bucket, in order."""
 
 
-def receive(invitation: Invitation, *, rank: int, size: int, manifest: WeightManifest, directory: Path) -> float:
-    """Take every bucket of the version into `directory` and check it; returns seconds. Blocks: call it in a thread.
+class Receiver(Protocol):
+    """One way to get buckets into a directory."""
+
+    async def refusal(self, staging: Path) -> str:
+        """Why this replica cannot receive in this way into `staging`; empty when it can."""
+        ...
+
+    async def fetch(self, seat: Seat, files: Files, directory: Path) -> None:
+        """Write the files. Raises WeightsError."""
+        ...
+
+
+class WorkerCalls(Protocol):
+    """What receiving in the engine's first worker needs; every call returns at once."""
+
+    async def push_refusal(self, staging: Path) -> str: ...
+
+    async def begin_receive(self, seat: dict[str, Any], files: list[list[Any]], directory: str) -> None:
+        """`seat` holds the fields of a `Seat`; only plain values cross to the worker."""
+        ...
+
+    async def receive_state(self, epoch: int) -> dict[str, Any]:
+        """`done` and `error`."""
+        ...
+
+
+class InReplica:
+    """In a thread of this process, with gloo."""
+
+    async def refusal(self, staging: Path) -> str:  # noqa: ARG002
+        return ""
+
+    async def fetch(self, seat: Seat, files: Files, directory: Path) -> None:
+        await asyncio.to_thread(receive_buckets, seat, files, directory, gloo())
+
+
+class InWorker:
+    """In the engine's worker that has the first GPU, with NCCL."""
+
+    def __init__(self, worker: WorkerCalls) -> None:
+        self._worker = worker
+
+    async def refusal(self, staging: Path) -> str:
+        try:
+            return await self._worker.push_refusal(staging)
+        except Exception as error:  # an engine that cannot answer is no reason to end the reconcile loop
+            return f"the engine's worker did not say whether it can receive: {error!r}"
+
+    async def fetch(self, seat: Seat, files: Files, directory: Path) -> None:
+        until = time.monotonic() + seat.deadline_s
+        try:
+            await self._worker.begin_receive(asdict(seat), [[name, size] for name, size in files], str(directory))
+            while not (state := await self._worker.receive_state(seat.epoch))["done"]:
+                if state["error"]:
+                    raise WeightsError(state["error"])
+                if time.monotonic() > until:
+                    raise WeightsError(
+                        f"epoch {seat.epoch}: not received within train.push.deadline_s={seat.deadline_s} s"
+                    )
+                await asyncio.sleep(_POLL_S)
+        except WeightsError:
+            raise
+        except Exception as error:
+            raise WeightsError(f"epoch {seat.epoch}: the engine's worker: {error!r}") from error
+
+
+async def receive(
+    invitation: Invitation, receiver: Receiver, *, rank: int, size: int, manifest: WeightManifest, directory: Path
+) -> None:
+    """Take every bucket of the version into `directory`, check it and complete it with what the artefact has beside.
 
     `rank` is 1 .. size - 1; the trainer is rank 0. Raises WeightsError when the group is not whole within the
     invitation's `form_timeout_s`, a bucket takes longer than `op_timeout_s`, or bytes differ.
     """
-    if invitation.backend != "gloo":
-        raise WeightsError(f"push backend {invitation.backend!r} is not one this replica receives with (gloo)")
-    started = time.monotonic()
-    try:
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            invitation.store_host,
-            invitation.store_port,
-            is_master=False,
-            timeout=timedelta(seconds=invitation.form_timeout_s),
-            wait_for_workers=False,
-        )
-        group = _form(invitation, store, rank, size)
-        for bucket in manifest.buckets:
-            _receive_bucket(group, bucket, directory / bucket.file, timedelta(seconds=invitation.op_timeout_s))
-    except (RuntimeError, OSError) as error:  # torch.distributed raises nothing more special
-        raise WeightsError(f"epoch {invitation.epoch}: {error}") from error
-    copy_side_files(Path(invitation.directory), directory, manifest)
+    await receiver.fetch(seat_of(invitation, rank, size), [(b.file, b.size) for b in manifest.buckets], directory)
+    await asyncio.to_thread(_complete, Path(invitation.directory), directory, manifest)
+
+
+def seat_of(invitation: Invitation, rank: int, size: int) -> Seat:
+    """This replica's place in the epoch."""
+    return Seat(
+        epoch=invitation.epoch,
+        rank=rank,
+        size=size,
+        store_host=invitation.store_host,
+        store_port=invitation.store_port,
+        op_timeout_s=invitation.op_timeout_s,
+        form_timeout_s=invitation.form_timeout_s,
+        deadline_s=invitation.deadline_s,
+    )
+
+
+def _complete(artefact: Path, directory: Path, manifest: WeightManifest) -> None:
+    copy_side_files(artefact, directory, manifest)
     verify_buckets(directory, manifest)
     seal(directory, manifest)
-    return time.monotonic() - started
-
-
-def _form(invitation: Invitation, store: Any, rank: int, size: int) -> Any:
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    address = _address_towards(invitation.store_host, invitation.store_port)
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    options._timeout = timedelta(seconds=invitation.form_timeout_s)
-    return dist.ProcessGroupGloo(_prefixed(store, invitation.epoch), rank, size, options)
-
-
-def _prefixed(store: Any, epoch: int) -> Any:
-    return dist.PrefixStore(f"epoch/{epoch}", store)  # type: ignore[attr-defined]
-
-
-def _address_towards(host: str, port: int) -> str:
-    """Of the interface that reaches the trainer; the group listens on no other."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
-
-
-def _receive_bucket(group: Any, bucket: Bucket, path: Path, timeout: timedelta) -> None:
-    with path.open("wb") as file:
-        file.truncate(bucket.size)
-    # a mapping of the file itself: the bytes land in shared memory without a copy on the way
-    tensor = torch.from_file(str(path), shared=True, size=bucket.size, dtype=torch.uint8)
-    options = dist.BroadcastOptions()
-    options.rootRank = _SOURCE_RANK
-    options.timeout = timeout
-    group.broadcast([tensor], options).wait()

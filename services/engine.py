@@ -24,6 +24,7 @@ from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import Purpose
+from services.collective import InReplica, InWorker
 from services.config import FleetConfig
 from services.harvester import Harvester
 from services.reconcile import Reconciler
@@ -81,6 +82,7 @@ class Replica:
             config=config.push,
             max_lag=config.harvest.max_lag,
             on_untrusted=self.harvester.give_up,
+            receivers={"gloo": InReplica(), "nccl": InWorker(engine)},
         )
 
     async def start(self) -> None:

@@ -8,7 +8,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from rollout.board import AppliedPush, Board, CurrentVersion, Invitation, Member
 from rollout.errors import NightshiftError, StoreUnavailable, WeightsError
 from rollout.weights import MANIFEST, WeightManifest, read_manifest, verify_buckets
 from services import collective
+from services.collective import InReplica, Receiver
 from services.config import PushConfig
 from services.staging import Staging
 from services.swap import EngineBroken, WeightSwap
@@ -59,6 +60,7 @@ class Reconciler:
         config: PushConfig,
         max_lag: int,
         on_untrusted: Callable[[str], None],
+        receivers: Mapping[str, Receiver] | None = None,
     ) -> None:
         self._fleet = fleet
         self._replica = replica
@@ -69,6 +71,8 @@ class Reconciler:
         self._config = config
         self._max_lag = max_lag
         self._on_untrusted = on_untrusted
+        self._receivers = receivers or {"gloo": InReplica()}
+        self._refused: set[tuple[str, str]] = set()
         self._tokens: dict[str, int] = {}
         self._last_epoch = 0
         self._failures: dict[tuple[str, int, str], int] = {}
@@ -183,10 +187,12 @@ class Reconciler:
             await self._deliver(delivery)
 
     async def _receive(self, invitation: Invitation) -> Delivery | None:
-        """None when this replica came too late for the epoch."""
+        """None when this replica came too late for the epoch or cannot receive with its backend."""
         artefact = Path(invitation.directory)
         manifest = await asyncio.to_thread(read_manifest, artefact)
         _agree(manifest, invitation.version, invitation.digest, invitation.fencing_token)
+        if (receiver := await self._receiver(invitation)) is None:
+            return None
         await self._board.ack(self._fleet, invitation.epoch, self._replica, self._host)
         if (membership := await self._membership(invitation)) is None:
             return None
@@ -195,17 +201,29 @@ class Reconciler:
             name = self._staging.of(self._replica, invitation.version, invitation.epoch).name
             directory = await asyncio.to_thread(self._staging.open, name, manifest.num_bytes)
             size = len(membership.ranks) + 1
-            await asyncio.to_thread(
-                collective.receive, invitation, rank=rank, size=size, manifest=manifest, directory=directory
-            )
-        elif receiver := membership.followers.get(self._replica):
-            directory = self._staging.of(receiver, invitation.version, invitation.epoch)
+            await collective.receive(invitation, receiver, rank=rank, size=size, manifest=manifest, directory=directory)
+        elif leader := membership.followers.get(self._replica):
+            directory = self._staging.of(leader, invitation.version, invitation.epoch)
             await self._await_copy(directory, invitation)
             await asyncio.to_thread(verify_buckets, directory, manifest)
         else:
             return None
         receive_s = time.monotonic() - started
         return Delivery(invitation.run, manifest, directory, artefact, PushPath.COLLECTIVE, invitation.epoch, receive_s)
+
+    async def _receiver(self, invitation: Invitation) -> Receiver | None:
+        """Who receives with its backend; None is a refusal. Asked before the ack: whoever acks must be able to join."""
+        staging = self._staging.of(self._replica, invitation.version, invitation.epoch).parent
+        receiver = self._receivers.get(invitation.backend)
+        if receiver is None:
+            known = ", ".join(sorted(self._receivers))
+            refusal = f"train.push.backend={invitation.backend} is not one that replicas receive with ({known})"
+        elif not (refusal := await receiver.refusal(staging)):
+            return receiver
+        if (key := (invitation.run, invitation.backend)) not in self._refused:
+            self._refused.add(key)
+            _log.warning("epoch_refused", run=invitation.run, backend=invitation.backend, reason=refusal)
+        return None
 
     async def _membership(self, invitation: Invitation) -> Membership | None:
         until = time.monotonic() + invitation.form_timeout_s

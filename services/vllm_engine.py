@@ -95,12 +95,31 @@ class VllmEngine:
         if refresh_tied_head:
             await self._client.collective_rpc("refresh_tied_head")
 
+    async def push_refusal(self, staging: Path) -> str:
+        """Why the engine's first worker cannot receive a push with NCCL; empty when it can."""
+        return str(await self._first_worker("push_refusal", staging=str(staging)))
+
+    async def begin_receive(self, seat: dict[str, Any], files: list[list[Any]], directory: str) -> None:
+        """Have the first worker receive an epoch in the background; no timeout, for the reason `reload` has none."""
+        await self._client.collective_rpc(
+            "begin_receive", kwargs={"seat": seat, "files": files, "directory": directory}
+        )
+
+    async def receive_state(self, epoch: int) -> dict[str, Any]:
+        """`done` and `error` of what the first worker receives."""
+        return dict(await self._first_worker("receive_state", epoch=epoch))
+
     async def set_version(self, version: int) -> None:
         """Label the tokens sampled from now on."""
         await self._client.update_weight_version(str(version))
 
     async def check_health(self) -> None:
         await self._client.check_health()
+
+    async def _first_worker(self, method: str, **arguments: Any) -> Any:
+        """What rank 0 answers; the others answer None."""
+        answers = await self._client.collective_rpc(method, kwargs=arguments)
+        return next(answer for answer in answers if answer is not None)
 
     async def _run(self, token_ids: Sequence[int], params: SamplingParams, *, priority: int) -> Any:
         prompt = tokens_input(list(token_ids))

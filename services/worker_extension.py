@@ -1,15 +1,25 @@
 """What Nightshift adds to vLLM's worker; this module is imported inside the worker process."""
 
+from pathlib import Path
 from typing import Any
 
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.platforms import current_platform
+
+from rollout.push_group import Seat
+from services.background_receive import BackgroundReceive
+from services.transports import nccl, nccl_refusal
+
+_push = BackgroundReceive()
 
 
 class WorkerExtension:
     """Mixed into vLLM's worker class through `worker_extension_cls`."""
 
     model_runner: Any
+    rank: int
+    device: Any
+    parallel_config: Any
 
     def refresh_tied_head(self) -> bool:
         """Pack the output layer again after a reload, where it shares the embedding's weights; True if that was needed.
@@ -30,3 +40,29 @@ class WorkerExtension:
             return False
         dispatch_cpu_unquantized_gemm(head, remove_weight=False)
         return True
+
+    def push_refusal(self, staging: str) -> str | None:
+        """Why the epoch's bytes cannot be received here with NCCL, empty when they can; None where rank is not 0."""
+        if self.rank != 0:
+            return None
+        if why := nccl_refusal(self.device):
+            return why
+        if (engines := self.parallel_config.data_parallel_size) > 1:
+            return f"push backend nccl needs one engine a replica, data_parallel_size={engines}; use gloo"
+        return "" if Path(staging).is_dir() else f"the engine's worker does not see push.staging_dir's {staging}"
+
+    def begin_receive(self, seat: dict[str, Any], files: list[list[Any]], directory: str) -> None:
+        """On rank 0 start to receive an epoch's buckets into `directory`, and return: users wait while a call lasts.
+
+        Raises WeightsError where `push_refusal` has something to say.
+        """
+        if self.rank == 0:
+            names = [(str(name), int(size)) for name, size in files]
+            _push.begin(Seat(**seat), names, Path(directory), nccl(self.device))
+
+    def receive_state(self, epoch: int) -> dict[str, Any] | None:
+        """`done` and `error` of an epoch; None where rank is not 0."""
+        if self.rank != 0:
+            return None
+        receipt = _push.receipt(epoch)
+        return {"done": receipt.done, "error": receipt.error}

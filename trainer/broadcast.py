@@ -2,17 +2,20 @@
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from rollout.push_group import Seat, Transport, joined
+from trainer.bounded import within
 from trainer.config import PushConfig
+from trainer.transports import gloo, nccl, own_stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +41,11 @@ def open_store(host: str) -> TCPStore:
 class Broadcaster:
     """Rank 0 of every epoch. Not thread-safe: one push at a time."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, transports: Mapping[str, Callable[[], Transport]] | None = None) -> None:
+        """`transports` makes the one of a backend's name, by default gloo's and NCCL's."""
         self._host = host
         self._store = open_store(host)
+        self._transports = transports or {"gloo": partial(gloo, host), "nccl": nccl}
         self._group: object = None
 
     @property
@@ -50,39 +55,68 @@ class Broadcaster:
     def send(self, epoch: int, size: int, files: Sequence[Path], config: PushConfig) -> BroadcastResult:
         """Form the epoch's group of `size` members and broadcast each file as a uint8 tensor, in order.
 
-        Raises RuntimeError when a member dies, is not there within `config.form_timeout_s`, or a bucket takes longer
-        than `config.op_timeout_s`.
+        Raises RuntimeError when a member dies, is not there within `config.form_timeout_s`, a bucket takes longer than
+        `config.op_timeout_s`, or a device's group takes longer than `config.deadline_s` altogether.
         """
+        transport = self._transports[config.backend]()
+        seat = self._seat(epoch, size, config)
+        if transport.device is None:
+            return self._send(transport, seat, files)
+        # The connections of a GPU's group are made without a limit of time, so this thread may not be the one to wait.
+        return within(config.deadline_s, lambda: self._send(transport, seat, files), what=f"push epoch {epoch}")
+
+    def _seat(self, epoch: int, size: int, config: PushConfig) -> Seat:
+        return Seat(
+            epoch=epoch,
+            rank=0,
+            size=size,
+            store_host=self._host,
+            store_port=self.port,
+            op_timeout_s=config.op_timeout_s,
+            form_timeout_s=config.form_timeout_s,
+            deadline_s=config.deadline_s,
+        )
+
+    def _send(self, transport: Transport, seat: Seat, files: Sequence[Path]) -> BroadcastResult:
         started = time.monotonic()
-        store = PrefixStore(f"epoch/{epoch}", self._store)
-        group = self._form(store, size, config.backend, timedelta(seconds=config.form_timeout_s))
-        # Receivers may still be reading what the kernel holds: the group lives until the next epoch replaces it.
-        self._group = group
-        self._forget_before(epoch)
-        formed = time.monotonic()
-        total = 0
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
-        options.timeout = limit = timedelta(seconds=config.op_timeout_s)
-        for file in files:
-            # frombuffer shares the bytearray, so a bucket is in memory once.
-            data = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)
-            group.broadcast([data.cuda() if config.backend == "nccl" else data], options).wait(limit)
-            total += len(data)
-        return BroadcastResult(formed - started, time.monotonic() - formed, total)
+        with own_stream(transport.device):
+            buffer = _buffer(transport.device, files)
+            with joined(transport, PrefixStore(seat.prefix, self._store), seat) as group:
+                if transport.device is None:
+                    # Receivers may still be reading what the kernel holds: the group lives until the next replaces it.
+                    self._group = group
+                self._forget_before(seat.epoch)
+                formed = time.monotonic()
+                total = sum(_send_file(group, file, buffer, seat) for file in files)
+                sent = time.monotonic()
+        return BroadcastResult(formed - started, sent - formed, total)
 
     def _forget_before(self, epoch: int) -> None:
         """Drop what earlier groups left in the store: addresses that nobody will read again."""
         for key in self._store.list_keys():
-            if key.startswith("epoch/") and not key.startswith(f"epoch/{epoch}/"):
+            if (number := _epoch_of(key)) is not None and number < epoch:
                 self._store.delete_key(key)
 
-    def _form(self, store: Store, size: int, backend: str, timeout: timedelta) -> Any:
-        if backend == "nccl":
-            nccl = dist.ProcessGroupNCCL.Options()
-            nccl._timeout = timeout
-            return dist.ProcessGroupNCCL(store, 0, size, nccl)
-        gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
-        gloo._timeout = timeout
-        return dist.ProcessGroupGloo(store, 0, size, gloo)
+
+def _epoch_of(key: str) -> int | None:
+    """Of a key under `Seat.prefix`."""
+    head, _, rest = key.partition("/")
+    number = rest.partition("/")[0]
+    return int(number) if head == "epoch" and number.isdigit() else None
+
+
+def _buffer(device: torch.device | None, files: Sequence[Path]) -> torch.Tensor | None:
+    if device is None:
+        return None
+    return torch.empty(max((file.stat().st_size for file in files), default=0), dtype=torch.uint8, device=device)
+
+
+def _send_file(group: Any, file: Path, buffer: torch.Tensor | None, seat: Seat) -> int:
+    # frombuffer shares the bytearray, so a bucket is in memory once.
+    data = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)
+    options = dist.BroadcastOptions()
+    options.rootRank = 0
+    options.timeout = seat.op_timeout
+    source = data if buffer is None else buffer[: len(data)].copy_(data)
+    group.broadcast([source], options).wait(seat.op_timeout)
+    return len(data)

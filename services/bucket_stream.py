@@ -1,0 +1,75 @@
+"""Buckets of an epoch, from the trainer into files, in whichever process has the transport."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from rollout.errors import WeightsError
+from rollout.push_group import Seat, Transport, joined
+
+_SOURCE_RANK = 0
+
+
+def receive_buckets(seat: Seat, files: Sequence[tuple[str, int]], directory: Path, transport: Transport) -> None:
+    """Take part in one epoch: write each of `files` (name, bytes), in order, into `directory`. Blocks.
+
+    Nothing is checked but the sizes. Raises WeightsError when the group is not whole within the seat's
+    `form_timeout_s` or a bucket takes longer than `op_timeout_s`.
+    """
+    try:
+        with _own_stream(transport.device):
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                seat.store_host,
+                seat.store_port,
+                is_master=False,
+                timeout=seat.form_timeout,
+                wait_for_workers=False,
+            )
+            prefixed = dist.PrefixStore(seat.prefix, store)  # type: ignore[attr-defined]
+            largest = max((size for _, size in files), default=0)
+            buffer = _buffer(transport.device, largest)
+            with joined(transport, prefixed, seat) as group:
+                for name, size in files:
+                    _receive(group, directory / name, size, buffer, seat.op_timeout)
+    except (RuntimeError, OSError) as error:  # torch.distributed raises nothing more special
+        raise WeightsError(f"epoch {seat.epoch}: {error}") from error
+
+
+def _buffer(device: torch.device | None, size: int) -> torch.Tensor | None:
+    return None if device is None else torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def _receive(group: Any, path: Path, size: int, buffer: torch.Tensor | None, limit: timedelta) -> None:
+    with path.open("wb") as file:
+        file.truncate(size)
+    # a mapping of the file itself: the bytes land in shared memory without a copy on the way
+    mapped = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+    target = mapped if buffer is None else buffer[:size]
+    options = dist.BroadcastOptions()
+    options.rootRank = _SOURCE_RANK
+    options.timeout = limit
+    group.broadcast([target], options).wait(limit)
+    if target is not mapped:
+        mapped.copy_(target)
+
+
+@contextmanager
+def _own_stream(device: torch.device | None) -> Iterator[None]:
+    """On a GPU, off the stream that the engine computes on: that one must not wait for the trainer."""
+    if device is None or device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device), torch.cuda.stream(_stream(device)):
+        yield
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    # always the same: torch keeps freed memory for the stream it was used on
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
