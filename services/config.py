@@ -2,9 +2,26 @@
 
 from typing import Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from rollout.config import ModelConfig, Name, RedisConfig, RewardsConfig, Settings
+
+_TAKEN = {
+    "dtype": "engine.dtype",
+    "max_model_len": "engine.max_model_len",
+    "max_num_seqs": "engine.max_num_seqs",
+    "max_num_batched_tokens": "engine.max_num_batched_tokens",
+    "tensor_parallel_size": "engine.tensor_parallel_size",
+    "enforce_eager": "engine.compile",
+    "model": "model.path",
+    "tokenizer": "model.path",
+    "served_model_name": "model.name",
+    "scheduling_policy": "",
+    "logprobs_mode": "",
+    "worker_extension_cls": "",
+}
+"""vLLM arguments that `engine.extra` may not give, and the setting to use instead. "" is where Nightshift relies on its
+own value: users before rollouts, logprobs of the distribution that sampled, pushes into the workers."""
 
 
 class EngineConfig(Settings):
@@ -27,7 +44,16 @@ class EngineConfig(Settings):
     """torch.compile and graph capture at start. By default on a GPU only: on a CPU it costs half a minute of start and
     brings no more tokens a second."""
     extra: dict[str, object] = Field(default_factory=dict)
-    """Further vLLM engine arguments, passed as they are."""
+    """Further vLLM engine arguments, passed as they are; those that have a setting of their own are refused."""
+
+    @field_validator("extra")
+    @classmethod
+    def _check_extra(cls, extra: dict[str, object]) -> dict[str, object]:
+        for name in extra:
+            if (knob := _TAKEN.get(name.replace("-", "_"))) is not None:
+                remedy = f"use {knob}" if knob else "leave it out: Nightshift relies on the value it gives"
+                raise ValueError(f"engine.extra.{name} would override what Nightshift sets; {remedy}")
+        return extra
 
 
 class HarvestConfig(Settings):
@@ -99,7 +125,8 @@ class LimitsConfig(Settings):
 
 
 class AuthConfig(Settings):
-    """Bearer tokens; those not given here or in the environment are made at start and kept in the state directory."""
+    """Bearer tokens. `nightshift serve` makes those that stand neither here nor in its environment, and keeps them in
+    the state directory; a deployment on a cluster makes none, needs at least one, and grants no role without one."""
 
     user: SecretStr | None = None
     """May use the OpenAI routes. NIGHTSHIFT_USER_TOKEN."""

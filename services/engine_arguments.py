@@ -6,13 +6,14 @@ from services.config import EngineConfig
 
 
 def engine_arguments(config: EngineConfig) -> dict[str, Any]:
-    """What Nightshift relies on, then the operator's settings, then `extra` on top, all by vLLM's own names."""
+    """By vLLM's own names; `extra` may change the first two and add what is not here, see `EngineConfig`."""
     arguments: dict[str, Any] = {
+        "enable_prefix_caching": True,
+        "seed": 0,
+        **config.extra,
         "scheduling_policy": "priority",
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "services.worker_extension.WorkerExtension",
-        "enable_prefix_caching": True,
-        "seed": 0,
         "dtype": config.dtype,
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
@@ -21,4 +22,4 @@ def engine_arguments(config: EngineConfig) -> dict[str, Any]:
     }
     if config.max_num_batched_tokens is not None:
         arguments["max_num_batched_tokens"] = config.max_num_batched_tokens
-    return {**arguments, **config.extra}
+    return arguments

@@ -1,0 +1,40 @@
+"""What the operator may tell vLLM beside the settings of Nightshift's own."""
+
+import pytest
+from pydantic import ValidationError
+
+from services.config import EngineConfig
+from services.engine_arguments import engine_arguments
+
+CHANGEABLE = {"enable_prefix_caching", "seed"}
+
+
+def test_further_arguments_reach_vllm() -> None:
+    arguments = engine_arguments(EngineConfig(extra={"block_size": 32, "enable_prefix_caching": False}))
+    assert (arguments["block_size"], arguments["enable_prefix_caching"]) == (32, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("max_num_seqs", 4, "engine.max_num_seqs"),
+        ("max_model_len", 32, "engine.max_model_len"),
+        ("max-model-len", 32, "engine.max_model_len"),
+        ("enforce_eager", True, "engine.compile"),
+        ("model", "/elsewhere", "model.path"),
+        ("logprobs_mode", "raw_logprobs", "leave it out"),
+        ("scheduling_policy", "fcfs", "leave it out"),
+        ("worker_extension_cls", "mine.Extension", "leave it out"),
+    ],
+)
+def test_an_argument_that_would_override_a_setting_is_refused_naming_the_setting(
+    name: str, value: object, remedy: str
+) -> None:
+    with pytest.raises(ValidationError, match=rf"engine\.extra\.{name}.*{remedy}"):
+        EngineConfig(extra={name: value})
+
+
+def test_everything_else_that_nightshift_sets_is_refused() -> None:
+    for name in engine_arguments(EngineConfig(max_num_batched_tokens=512)).keys() - CHANGEABLE:
+        with pytest.raises(ValidationError, match="would override"):
+            EngineConfig(extra={name: None})
