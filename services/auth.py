@@ -79,6 +79,19 @@ def resolve_tokens(auth: AuthConfig, environ: Mapping[str, str]) -> AuthConfig:
     return AuthConfig(**found)
 
 
+def deployed_tokens(auth: AuthConfig, environ: Mapping[str, str]) -> AuthConfig:
+    """The tokens of a gateway for which nobody makes any. Raises ConfigError when none can be used."""
+    resolved = resolve_tokens(auth, environ)
+    Doorkeeper(resolved)
+    if not any(getattr(resolved, field) for field in ENVIRONMENT):
+        raise ConfigError(
+            "gateway.auth: no token is given, so the gateway would refuse everybody: set "
+            f"{', '.join(ENVIRONMENT.values())} where the application is built (the environment of `ray start`, or "
+            "runtime_env.env_vars of the application)"
+        )
+    return resolved
+
+
 def check_exposure(gateway: GatewayConfig) -> None:
     """Refuse to listen beyond this machine with tokens nobody chose.
 

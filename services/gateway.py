@@ -24,7 +24,7 @@ from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from services.api_errors import ApiError, from_validation
-from services.auth import Doorkeeper, resolve_tokens
+from services.auth import deployed_tokens
 from services.config import FleetConfig
 from services.gateway_app import build_app
 from services.gateway_parts import assemble
@@ -125,8 +125,8 @@ def deployment(
 ) -> Application:
     """The bound ingress, one replica of it, whose process gets `environment` too.
 
-    Tokens the config leaves out are taken from this process's environment. Raises ConfigError when the tokens cannot
-    be used, or when Redis has no address.
+    Tokens the config leaves out are taken from this process's environment: under `serve deploy` that of a task on the
+    cluster. Raises ConfigError when there is no token or one cannot be used, or when Redis has no address.
     """
     fleet = _resolved(fleet)
     most = fleet.gateway.limits.max_user_requests + fleet.gateway.limits.max_streams + 256
@@ -138,6 +138,5 @@ def deployment(
 
 
 def _resolved(fleet: FleetConfig) -> FleetConfig:
-    auth = resolve_tokens(fleet.gateway.auth, os.environ)
-    Doorkeeper(auth)
+    auth = deployed_tokens(fleet.gateway.auth, os.environ)
     return fleet.model_copy(update={"gateway": fleet.gateway.model_copy(update={"auth": auth})})

@@ -5,7 +5,7 @@ import pytest
 from pydantic import SecretStr
 
 from rollout.errors import ConfigError
-from services.auth import Doorkeeper, Role, check_exposure, fleet_args, resolve_tokens, without_tokens
+from services.auth import Doorkeeper, Role, check_exposure, deployed_tokens, fleet_args, resolve_tokens, without_tokens
 from services.config import AuthConfig, FleetConfig, GatewayConfig
 from services.gateway_app import build_app
 from tests.unit.gateway_kit import ADMIN, ROLLOUT, USER, bearer, fleet, kit
@@ -91,6 +91,18 @@ def test_tokens_come_from_the_environment_where_the_config_has_none() -> None:
     assert auth.admin is not None
     assert (auth.user.get_secret_value(), auth.rollout) == ("from-env", None)
     assert auth.admin.get_secret_value() == "from-config"
+
+
+def test_a_deployment_without_any_token_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"NIGHTSHIFT_USER_TOKEN.*ray start.*runtime_env"):
+        deployed_tokens(AuthConfig(), {"NIGHTSHIFT_USER_TOKEN": ""})
+
+
+def test_one_token_is_enough_for_a_deployment() -> None:
+    auth = deployed_tokens(AuthConfig(), {"NIGHTSHIFT_ROLLOUT_TOKEN": "from-env"})
+    assert Doorkeeper(auth).role("from-env") is Role.ROLLOUT
+    with pytest.raises(ConfigError, match=r"gateway\.auth\.user"):
+        deployed_tokens(AuthConfig(user=SecretStr(" padded ")), {})
 
 
 def test_tokens_survive_the_trip_as_plain_arguments_and_are_shown_nowhere_else() -> None:
