@@ -1,9 +1,12 @@
 """The deployment file that users copy is a valid configuration."""
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import yaml
 
+from deploy.local import _QUIET
+from services.auth import ENVIRONMENT
 from services.config import FleetConfig
 
 SERVE_YAML = Path(__file__).parents[2] / "deploy" / "serve.yaml"
@@ -14,3 +17,17 @@ def test_serve_yaml_is_a_valid_fleet_configuration() -> None:
     assert application["import_path"] == "services.app:build"
     fleet = FleetConfig.model_validate(application["args"])
     assert fleet.redis.url is not None
+
+
+def test_serve_yaml_goes_with_the_defaults_of_ray_start() -> None:
+    (application,) = yaml.safe_load(SERVE_YAML.read_text())["applications"]
+    gcs_of_ray_start = 6379
+    assert urlsplit(application["args"]["redis"]["url"]).port not in {None, gcs_of_ray_start}
+
+
+def test_serve_yaml_names_what_the_environment_of_ray_start_must_hold() -> None:
+    header = SERVE_YAML.read_text().partition("proxy_location")[0]
+    cleanup = [name for name in _QUIET if "subreaper" in name]
+    assert cleanup
+    for name in (*cleanup, *ENVIRONMENT.values()):
+        assert f"{name}=" in header
