@@ -73,6 +73,7 @@ class UserApi:
         if sequences > self._limits.max_n:
             raise over_limit(400, "prompt", f"{sequences} sequences (prompts x n)", self._limits.max_n, _MAX_N)
         self._check_common(body, body.max_tokens, "max_tokens")
+        _check_candidates(body)
         prompts = await self._parts.reader.read(body.prompts, field="prompt", status=400)
         room = min(self._room(len(prompt.ids), body.max_tokens, "prompt") for prompt in prompts)
         body.max_tokens = min(_OPENAI_DEFAULT, room) if body.max_tokens is None else body.max_tokens
@@ -82,7 +83,9 @@ class UserApi:
         asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         self._check_common(body, asked, field)
         messages = [_plain(m.model_dump(exclude_none=True)) for m in body.messages]
-        options: dict[str, Any] = {"tools": body.tools} if body.tools else {}
+        options: dict[str, Any] = dict(body.chat_template_kwargs or {})
+        if body.tools:
+            options["tools"] = body.tools
         if body.continue_final_message:
             options |= {"continue_final_message": True, "add_generation_prompt": False}
         (prompt,) = await self._parts.reader.read([messages], field="messages", status=400, options=options)
@@ -135,6 +138,16 @@ def _parse(kind: type[Body], value: Any) -> Body:
         return kind.model_validate(value)
     except ValidationError as error:
         raise from_validation(error, 400) from None
+
+
+def _check_candidates(body: CompletionBody) -> None:
+    """What OpenAI's own schema allows and an engine here does not do; raises ApiError 400."""
+    if body.best_of not in {None, body.n or 1}:
+        message = f"best_of: {body.best_of} is not n={body.n or 1}, and candidates are not ranked here"
+        raise ApiError(400, message, code="invalid_value", param="best_of")
+    if body.max_tokens == 0 and not body.echo:
+        message = "max_tokens: 0 asks for no token; give 1 or more, or echo=true for the prompt alone"
+        raise ApiError(400, message, code="invalid_value", param="max_tokens")
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 (priority, request ids, cache transfer, pickled embeddings, own chat templates, beam search) are not among them.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
@@ -12,6 +12,25 @@ MAX_LOGPROBS = 20
 DROPPED = frozenset({"priority", "kv_transfer_params", "ec_transfer_params", "request_id", "session_id", "vllm_xargs"})
 """Removed without complaint: engine settings that some clients send by habit and that no user may choose."""
 
+TEMPLATE_SETTINGS = frozenset(
+    {
+        *("chat_template", "conversation", "messages", "tools", "documents", "tokenize", "tokenizer_kwargs"),
+        *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask", "return_dict"),
+        *("return_tensors", "padding", "truncation", "max_length", "kwargs"),
+    }
+)
+"""Arguments of the rendering itself: not variables of the model's template, so no user gives them as such."""
+
+
+def _check_template_variables(variables: dict[str, Any] | None) -> dict[str, Any] | None:
+    if refused := sorted(TEMPLATE_SETTINGS & (variables or {}).keys()):
+        raise ValueError(f"{', '.join(refused)} cannot be set; variables of the model's chat template can")
+    return variables
+
+
+Hint = Annotated[Any, Field(exclude=True)]
+"""Parameters of the OpenAI SDK that mean nothing to these engines: accepted whatever their value, and not passed on."""
+TemplateVariables = Annotated[dict[str, Any], AfterValidator(_check_template_variables)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -22,6 +41,7 @@ class StreamOptions(BaseModel):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: Hint = None
 
 
 class _UserBody(BaseModel):
@@ -29,7 +49,6 @@ class _UserBody(BaseModel):
 
     model: str | None = None
     """The only model where it is left out."""
-    max_tokens: int | None = Field(default=None, ge=1)
     n: int | None = Field(default=None, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -67,9 +86,13 @@ class CompletionBody(_UserBody):
         | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
         | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
     )
+    max_tokens: int | None = Field(default=None, ge=0)
+    """0 only with `echo`: the prompt's own logprobs."""
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
     suffix: str | None = None
+    best_of: Annotated[int | None, Field(ge=1, exclude=True)] = None
+    """Equal to `n`: candidates are not ranked."""
 
     @property
     def prompts(self) -> list[Any]:
@@ -94,6 +117,7 @@ class ChatBody(_UserBody):
     )
 
     messages: list[ChatMessage] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
@@ -102,3 +126,16 @@ class ChatBody(_UserBody):
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    """Variables of the model's chat template, such as Qwen3's `enable_thinking`."""
+    modalities: Annotated[list[Literal["text"]] | None, Field(exclude=True)] = None
+    store: Hint = None
+    metadata: Hint = None
+    service_tier: Hint = None
+    reasoning_effort: Hint = None
+    verbosity: Hint = None
+    prediction: Hint = None
+    prompt_cache_key: Hint = None
+    prompt_cache_retention: Hint = None
+    prompt_cache_options: Hint = None
+    safety_identifier: Hint = None

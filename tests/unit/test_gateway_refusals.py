@@ -117,6 +117,19 @@ USER_BODIES = [
     pytest.param(completion(use_beam_search=True), 400, ["use_beam_search", "not a known field"], id="beam search"),
     pytest.param(completion(prompt_embeds="gA=="), 400, ["prompt_embeds"], id="pickled embeddings"),
     pytest.param(completion(logprobs=21), 400, ["logprobs", "21", "20"], id="logprobs"),
+    pytest.param(completion(max_tokens=0), 400, ["max_tokens", "0", "echo"], id="no tokens and no echo"),
+    pytest.param(completion(best_of=3, n=2), 400, ["best_of", "3", "n=2"], id="candidates to rank"),
+    pytest.param(completion(store=True), 400, ["store", "not a known field"], id="a chat hint of a completion"),
+    pytest.param(chat(max_tokens=0), 400, ["max_tokens", "0", "1"], id="chat without tokens"),
+    pytest.param(chat(modalities=["text", "audio"]), 400, ["modalities", "audio"], id="sound"),
+    pytest.param(chat(web_search_options={}), 400, ["web_search_options", "not a known field"], id="web search"),
+    pytest.param(chat(chat_template_kwargs=["x"]), 400, ["chat_template_kwargs", "x"], id="template variables"),
+    *(
+        pytest.param(
+            chat(chat_template_kwargs={name: "{{ 7 }}"}), 400, ["chat_template_kwargs", name], id=f"own {name}"
+        )
+        for name in ("chat_template", "tokenize", "tools", "add_generation_prompt", "max_length", "tokenizer_kwargs")
+    ),
     pytest.param(chat(messages=[]), 400, ["messages", "[]"], id="no messages"),
     pytest.param(chat(messages=[{"content": "x"}]), 400, ["messages.0.role", "missing"], id="message without role"),
     pytest.param(chat(model="gpt-9"), 404, ["model", "gpt-9"], id="chat with unknown model"),

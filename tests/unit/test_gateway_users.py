@@ -1,17 +1,21 @@
 """What of a user's request reaches an engine, and what the gateway measures."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import inspect
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import httpx
 import pytest
+from openai.resources import Completions, chat
 from prometheus_client import CollectorRegistry
 from starlette.responses import Response, StreamingResponse
 
 from services.gateway_app import build_app
 from services.metrics import UserLatency, quantiles
-from tests.unit.gateway_kit import ADMIN, MODEL, USER, EchoBackend, Kit, bearer, fleet, kit, until
+from services.tokenizer import TokenisedPrompt
+from services.user_schemas import ChatBody, CompletionBody
+from tests.unit.gateway_kit import ADMIN, MODEL, USER, EchoBackend, Kit, WordTokenizer, bearer, fleet, kit, until
 
 
 def connect(gateway: Kit) -> httpx.AsyncClient:
@@ -181,3 +185,68 @@ async def test_streams_are_counted_by_how_they_ended() -> None:
 
 
 _ENDS = ("200", "499", "500")
+
+
+HINTS = {
+    "store": True,
+    "metadata": {"a": "b"},
+    "service_tier": "auto",
+    "reasoning_effort": "low",
+    "verbosity": "low",
+    "prediction": {"type": "content", "content": "x"},
+    "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h",
+    "prompt_cache_options": {"mode": "implicit"},
+    "safety_identifier": "someone",
+    "modalities": ["text"],
+}
+
+
+async def test_hints_of_the_openai_sdk_are_accepted_and_go_no_further() -> None:
+    gateway = kit()
+    options = {"include_usage": True, "include_obfuscation": False}
+    sent = body("/v1/chat/completions", max_tokens=4, stream=True, stream_options=options, **HINTS)
+    async with connect(gateway) as http:
+        answer = await http.post("/v1/chat/completions", json=sent)
+    assert answer.status_code == 200, answer.text
+    (reached,) = gateway.backend.bodies
+    assert not reached.keys() & HINTS.keys()
+    assert reached["stream_options"] == {"include_usage": True}
+
+
+async def test_every_parameter_of_the_openai_sdk_is_known_or_means_something_that_is_not_done_here() -> None:
+    not_done = {"audio", "functions", "function_call", "moderation", "web_search_options"}
+    of_the_sdk = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+    for create, kind in ((Completions.create, CompletionBody), (chat.Completions.create, ChatBody)):
+        parameters = inspect.signature(create).parameters.keys() - of_the_sdk
+        assert parameters - kind.model_fields.keys() <= not_done
+
+
+async def test_template_variables_reach_the_template_here_and_at_the_engine() -> None:
+    seen: list[Mapping[str, Any]] = []
+
+    class Tokenizer(WordTokenizer):
+        def chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> TokenisedPrompt:
+            seen.append(options)
+            return super().chat(messages, options)
+
+    gateway = kit(tokenizer=Tokenizer())
+    variables = {"enable_thinking": False, "style": {"depth": [1, 2.5, None]}}
+    async with connect(gateway) as http:
+        answer = await http.post(
+            "/v1/chat/completions", json=body("/v1/chat/completions", chat_template_kwargs=variables)
+        )
+    assert answer.status_code == 200, answer.text
+    assert seen == [variables]
+    assert gateway.backend.bodies[0]["chat_template_kwargs"] == variables
+
+
+async def test_the_logprobs_of_a_prompt_alone_can_be_asked_for() -> None:
+    gateway = kit()
+    sent = body("/v1/completions", max_tokens=0, echo=True, logprobs=1, n=1, best_of=1)
+    async with connect(gateway) as http:
+        answer = await http.post("/v1/completions", json=sent)
+    assert answer.status_code == 200, answer.text
+    (reached,) = gateway.backend.bodies
+    assert (reached["max_tokens"], reached["echo"], reached["logprobs"]) == (0, True, 1)
+    assert "best_of" not in reached
