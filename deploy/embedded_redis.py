@@ -2,15 +2,15 @@
 
 It keeps its append-only file in a data directory (mode 0700), fsyncs every write and listens on a unix socket only. The
 socket lies in a short directory of its own, because a socket path may have 107 bytes at most. `server.json` in the data
-directory says where, also once the server is gone, so that a data directory keeps its address. Every member holds one
-named connection for as long as it is a member, so the server itself knows who is left, also when a member was killed;
-when all were, `redis_keeper` stops it. The server has a session of its own: Ctrl-C in a terminal does not reach it.
+directory says where, also once the server is gone, so that a data directory keeps its address. The server process holds
+`running.lock` there for its whole life: while it does, no second server is started on the same file. Every member holds
+one named connection for as long as it is a member, so the server itself knows who is left, also when a member was
+killed; when all were, `redis_keeper` stops it. It has a session of its own: Ctrl-C in a terminal does not reach it.
 """
 
 import asyncio
 import fcntl
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -18,38 +18,29 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import psutil
 import structlog
 
+from deploy.redis_address import socket_path
+from deploy.redis_lock import RunningLock
+from deploy.redis_record import Server, ServerRecord
 from deploy.redis_wire import Readiness, become_member, connect, has_other_members, pings, readiness
 from rollout.errors import StoreUnavailable
 
 log = structlog.get_logger(__name__)
 
-_MAX_SOCKET_PATH = 107
 _START_S = 30.0
 _STOP_S = 15.0
 _LOCK_S = 60.0
 _POLL_S = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class _Server:
-    """What `server.json` says."""
-
-    pid: int
-    created: float
-    """Start time of the process, so that a reused pid is not taken for it."""
-    socket: str
+_PROCESS = Path(__file__).with_name("redis_process.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +61,8 @@ class EmbeddedRedis:
         self.directory = directory.absolute()
         self._member: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._record = ServerRecord(self.directory)
+        self._running = RunningLock(self.directory / "running.lock")
 
     @property
     def url(self) -> str:
@@ -84,18 +77,18 @@ class EmbeddedRedis:
     @property
     def is_running(self) -> bool:
         """Whether the directory's server runs, joined or not."""
-        server = self._server()
-        return server is not None and _is_running(server)
+        return self._running.is_held
 
     def start(self) -> None:
         """Start or join; starts the server again when it died in the meantime (same address)."""
         self._make_directory()
-        with self._locked():
-            server = self._server()
+        with self._explained(), self._locked():
+            server = self._record.read()
             if self._member is not None and server is not None and pings(self._member):
                 return
             self._forget_member()
-            if server is None or not _is_running(server) or not self._answers(server):
+            if server is None or not self.is_running or not self._answers(server):
+                self._wait_until_free()
                 server = self._launch(server)
             self._member = _join(server.socket)
 
@@ -105,8 +98,8 @@ class EmbeddedRedis:
             return
         try:
             with self._locked():
-                server = self._server()
-                others = server is None or not _is_running(server) or _others_remain(self._member, server)
+                server = self._record.read()
+                others = server is None or not self.is_running or _others_remain(self._member, server)
                 self._forget_member()
                 if server is not None and not others:
                     self._terminate(server)
@@ -132,10 +125,6 @@ class EmbeddedRedis:
     # files
 
     @property
-    def _record(self) -> Path:
-        return self.directory / "server.json"
-
-    @property
     def _lock(self) -> Path:
         return self.directory / "lock"
 
@@ -148,6 +137,20 @@ class EmbeddedRedis:
             raise StoreUnavailable(
                 f"The embedded Redis cannot keep its data in {self.directory}: {error.strerror}. Set redis.dir to a "
                 "directory that you may write, or redis.url (or REDIS_URL) to a server of your own."
+            ) from error
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreUnavailable:
+            raise
+        except OSError as error:
+            where = f" ({error.filename})" if error.filename else ""
+            raise StoreUnavailable(
+                f"The embedded Redis in {self.directory} cannot be started: {error.strerror or error}{where}. Free "
+                "space there, or set redis.dir to a directory that you may write and that has room, or redis.url (or "
+                "REDIS_URL) to a server of your own."
             ) from error
 
     @contextmanager
@@ -168,27 +171,15 @@ class EmbeddedRedis:
                     time.sleep(_POLL_S)
             yield
 
-    def _server(self) -> _Server | None:
-        try:
-            return _Server(**json.loads(self._record.read_text()))
-        except (OSError, ValueError, TypeError):
-            return None
-
-    def _write_record(self, server: _Server) -> None:
-        """Whole or not at all: a reader never sees half of it."""
-        draft = self._record.with_suffix(".new")
-        draft.write_text(json.dumps(asdict(server)))
-        draft.replace(self._record)
-
-    def _recorded_server(self) -> _Server:
-        server = self._server()
+    def _recorded_server(self) -> Server:
+        server = self._record.read()
         if server is None:
             raise StoreUnavailable(f"no embedded Redis is running in {self.directory}")
         return server
 
     # the process
 
-    def _answers(self, server: _Server) -> bool:
+    def _answers(self, server: Server) -> bool:
         """A running server may still be loading its file; one that stays silent is stopped and replaced."""
         try:
             self._wait_until_ready(server)
@@ -198,13 +189,25 @@ class EmbeddedRedis:
             return False
         return True
 
-    def _launch(self, former: _Server | None) -> _Server:
+    def _wait_until_free(self) -> None:
+        """A server that is leaving ends soon. Never a second one on the same file: each would overwrite the other's."""
+        deadline = time.monotonic() + _STOP_S
+        while self.is_running:
+            if time.monotonic() > deadline:
+                pids = ", ".join(map(str, self._running.holders())) or "of another container or machine"
+                raise StoreUnavailable(
+                    f"A redis-server (process {pids}) uses {self.directory} and cannot be reached from here. Stop it, "
+                    "or share the directory of its socket with this process, or set redis.dir to another directory."
+                )
+            time.sleep(_POLL_S)
+
+    def _launch(self, former: Server | None) -> Server:
         binary = newest_redis_server()
         self._check_files(binary)
-        path = _socket_path(former)
+        path = socket_path(former.socket if former else None)
         server, go = self._spawn([binary.path, *self._options(path)], path)
         try:
-            self._write_record(server)
+            self._record.write(server)
             go()
             self._wait_until_ready(server)
         except BaseException:
@@ -214,14 +217,14 @@ class EmbeddedRedis:
         log.info("embedded_redis_started", pid=server.pid, version=".".join(map(str, binary.version)), socket=path)
         return server
 
-    def _spawn(self, command: list[str], path: str) -> tuple[_Server, Callable[[], None]]:
+    def _spawn(self, command: list[str], path: str) -> tuple[Server, Callable[[], None]]:
         """A process that becomes the server once the returned function is called, and ends where this one dies before.
 
         So no server ever runs that is not on record.
         """
         with (self.directory / "redis.log").open("ab") as output:
             process = subprocess.Popen(
-                ["/bin/sh", "-c", 'read -r go && exec "$@" </dev/null', "redis", *command],
+                [sys.executable, "-I", "-S", str(_PROCESS), str(self._running.path), *command],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -234,9 +237,9 @@ class EmbeddedRedis:
                 with suppress(BrokenPipeError), process.stdin:
                     process.stdin.write(b"go\n")
 
-        return _Server(process.pid, _created(process.pid), path), go
+        return Server(process.pid, path), go
 
-    def _keep(self, server: _Server) -> None:
+    def _keep(self, server: Server) -> None:
         """Where every member is killed, nobody is left to stop the server: a small process of its own does it then."""
         subprocess.Popen(
             [sys.executable, "-S", "-m", "deploy.redis_keeper", server.socket, str(server.pid), str(self._lock)],
@@ -270,7 +273,7 @@ class EmbeddedRedis:
                 "another directory."
             )
 
-    def _wait_until_ready(self, server: _Server) -> None:
+    def _wait_until_ready(self, server: Server) -> None:
         """A server that says that it is loading its file is given the time it needs."""
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline:
@@ -285,7 +288,7 @@ class EmbeddedRedis:
         raise StoreUnavailable(self._failure(f"did not answer within {_START_S:g} s"))
 
     def _is_loading(self) -> bool:
-        server = self._server()
+        server = self._record.read()
         return server is not None and readiness(server.socket) is Readiness.LOADING
 
     def _failure(self, what: str) -> str:
@@ -300,21 +303,34 @@ class EmbeddedRedis:
             "the directory away; or set redis.url (or REDIS_URL) to a server of your own."
         )
 
-    def _alive(self, server: _Server) -> bool:
+    def _alive(self, server: Server) -> bool:
         if self._process is not None and self._process.pid == server.pid:
             return self._process.poll() is None
-        return _is_running(server)
+        return self.is_running
 
-    def _terminate(self, server: _Server) -> None:
+    def _terminate(self, server: Server) -> None:
         """End the process. Its record stays: it says which address the next server gets."""
         for number, patience in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, _STOP_S)):
             if not self._alive(server):
                 break
-            os.kill(server.pid, number)
+            if not self._signal(server, number):
+                break
             deadline = time.monotonic() + patience
             while self._alive(server) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
-        shutil.rmtree(Path(server.socket).parent, ignore_errors=True)
+        if not self._alive(server):  # else it runs where no signal from here reaches it
+            with suppress(OSError):
+                Path(server.socket).unlink(missing_ok=True)
+                Path(server.socket).parent.rmdir()
+
+    def _signal(self, server: Server, number: signal.Signals) -> bool:
+        """To those who hold the lock, whether there are any; the pid on record may be anybody's by now."""
+        own = {server.pid} if self._process is not None and self._process.pid == server.pid else set()
+        pids = own | set(self._running.holders())
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return bool(pids)
 
     def _forget_member(self) -> None:
         if self._member is not None:
@@ -351,37 +367,6 @@ def _version(path: str) -> tuple[int, ...]:
     return tuple(map(int, match.groups())) if match else ()
 
 
-def _socket_path(former: _Server | None) -> str:
-    """The former address where there was one, so that clients of a server that died find the new one."""
-    if former is not None:
-        path = Path(former.socket)
-        path.unlink(missing_ok=True)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.parent.stat().st_uid == os.getuid():  # in a shared /tmp somebody else may have made it meanwhile
-            return former.socket
-    for base in (tempfile.gettempdir(), "/tmp"):  # noqa: S108 - the fallback for a long TMPDIR
-        path = Path(tempfile.mkdtemp(prefix="nightshift-redis-", dir=base)) / "s"
-        if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:
-            return str(path)
-        path.parent.rmdir()
-    raise StoreUnavailable(
-        f"{tempfile.gettempdir()} is too long a path for a unix socket; set TMPDIR to a shorter one."
-    )
-
-
-def _is_running(server: _Server) -> bool:
-    return psutil.pid_exists(server.pid) and abs(_created(server.pid) - server.created) < 1.0
-
-
-def _created(pid: int) -> float:
-    """Start time of a process, 0 when it is gone (or a zombie)."""
-    try:
-        process = psutil.Process(pid)
-        return 0.0 if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except psutil.Error:
-        return 0.0
-
-
 def _join(path: str) -> socket.socket:
     try:
         connection = connect(path)
@@ -391,7 +376,7 @@ def _join(path: str) -> socket.socket:
     return connection
 
 
-def _others_remain(member: socket.socket, server: _Server) -> bool:
+def _others_remain(member: socket.socket, server: Server) -> bool:
     """Whether another member exists, also when nobody can tell: then `redis_keeper` stops the server in time."""
     try:
         return has_other_members(member)

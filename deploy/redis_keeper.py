@@ -1,6 +1,7 @@
 """Stops an embedded server that has had no member for a while, because all of them were killed.
 
-Runs as a process of its own beside the server and ends with it: `python -m deploy.redis_keeper SOCKET PID LOCK`.
+Runs as a process of its own beside the server and ends with it: `python -m deploy.redis_keeper SOCKET PID LOCK`. A
+server that stalls (a suspended machine, a slow disk) is asked again: its members are taken to be there meanwhile.
 """
 
 import fcntl
@@ -20,8 +21,21 @@ _GRACE_S = 10.0
 _POLL_S = 1.0
 
 
+def keep_all(path: str, pid: int, lock: Path, *, grace_s: float = _GRACE_S) -> None:
+    """`keep` over one connection after another: one whose answer came too late cannot be asked again.
+
+    Raises OSError when the server is gone.
+    """
+    while True:
+        try:
+            with connect(path) as connection:
+                return keep(connection, pid, lock, grace_s=grace_s)
+        except (TimeoutError, BlockingIOError):  # it stalls, or its queue of connections is full
+            time.sleep(_POLL_S)
+
+
 def keep(connection: socket.socket, pid: int, lock: Path, *, grace_s: float = _GRACE_S) -> None:
-    """Return when the server is gone, after ending it if need be; raises OSError when it stops answering."""
+    """Return when the server is gone, after ending it if need be; raises TimeoutError when it stalls, OSError."""
     last_seen = time.monotonic()
     while not _closed(connection, _POLL_S):
         if _members_remain(connection):
@@ -64,8 +78,7 @@ def _closed(connection: socket.socket, timeout_s: float) -> bool:
 def main() -> None:
     path, pid, lock = sys.argv[1:]
     try:
-        with connect(path) as connection:
-            keep(connection, int(pid), Path(lock))
+        keep_all(path, int(pid), Path(lock))
     except OSError:  # the server went away, which is all this waits for
         return
 

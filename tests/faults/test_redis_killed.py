@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import deploy.embedded_redis
+import deploy.redis_wire
 from deploy.embedded_redis import EmbeddedRedis, RedisBinary, newest_redis_server
 from rollout.errors import LeaseLost, StoreUnavailable
 from rollout.queue import QueueLimits
@@ -118,6 +119,7 @@ async def test_a_server_that_hangs_is_replaced_by_the_next_start(
 ) -> None:
     monkeypatch.setattr(deploy.embedded_redis, "_START_S", 1.0)
     monkeypatch.setattr(deploy.embedded_redis, "_STOP_S", 0.5)
+    monkeypatch.setattr(deploy.redis_wire, "_ANSWER_S", 1.0)
     async with connected(server.url) as store:
         await RedisQueue(store, "hang").submit([a_request()])
     pid = server.pid

@@ -1,4 +1,3 @@
-import json
 import multiprocessing
 import os
 import shutil
@@ -15,6 +14,7 @@ import pytest
 
 import deploy.embedded_redis
 from deploy.embedded_redis import EmbeddedRedis, newest_redis_server
+from deploy.redis_record import Server, ServerRecord
 from deploy.redis_wire import ask, connect
 from rollout.errors import StoreUnavailable
 from rollout.redis_queue import RedisQueue
@@ -90,9 +90,9 @@ def test_a_server_that_loads_for_long_is_waited_for_and_joined(tmp_path: Path, m
 
 def test_a_starter_killed_before_it_wrote_the_record_leaves_no_server(tmp_path: Path) -> None:
     script = (
-        "import os, sys\nfrom pathlib import Path\nfrom deploy.embedded_redis import EmbeddedRedis\n"
+        "import os, sys\nfrom pathlib import Path\nfrom deploy.embedded_redis import EmbeddedRedis, ServerRecord\n"
         "def die(self, server): print(server.pid, flush=True); os.kill(os.getpid(), 9)\n"
-        "EmbeddedRedis._write_record = die\n"
+        "ServerRecord.write = die\n"
         "EmbeddedRedis(Path(sys.argv[1])).start()\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]
@@ -214,21 +214,21 @@ def test_ctrl_c_in_the_terminal_does_not_reach_the_server(tmp_path: Path) -> Non
 
 
 def test_a_stale_record_of_a_server_that_is_gone_is_replaced(tmp_path: Path) -> None:
-    stale = {"pid": os.getpid(), "created": 1.0, "socket": str(tmp_path / "old" / "s")}
+    stale = Server(os.getpid(), str(tmp_path / "old" / "s"))
     (tmp_path / "old").mkdir()
     leftover = socket.socket(socket.AF_UNIX)
-    leftover.bind(stale["socket"])
+    leftover.bind(stale.socket)
     leftover.close()
-    (tmp_path / "server.json").write_text(json.dumps(stale))
+    ServerRecord(tmp_path).write(stale)
     with EmbeddedRedis(tmp_path) as server:
         assert server.pid != os.getpid()
-        assert server.url == f"unix://{stale['socket']}"
+        assert server.url == f"unix://{stale.socket}"
 
 
 def test_a_long_temporary_directory_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
-    monkeypatch.setattr(deploy.embedded_redis.tempfile, "tempdir", str(long))
+    monkeypatch.setattr("tempfile.tempdir", str(long))
     with EmbeddedRedis(tmp_path / "data") as server:
         assert len(server.url) < 107
     assert not list(long.iterdir())
