@@ -38,8 +38,9 @@ class HuggingFaceTokenizer:
         from transformers import AutoTokenizer  # seconds of import, only where prompts are tokenised
 
         self._tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
-        declared = json.loads((directory / "config.json").read_text()).get("vocab_size", 0)
-        self.vocab_size = max(int(declared), len(self._tokenizer))
+        declared = declared_vocab_size(json.loads((directory / "config.json").read_text()))
+        # A tokenizer may know more tokens than the model has embeddings for, and an engine dies of such an id.
+        self.vocab_size = len(self._tokenizer) if declared is None else declared
 
     def text(self, prompt: str) -> TokenisedPrompt:
         """With the special tokens that vLLM adds to prompts of /v1/completions."""
@@ -58,6 +59,16 @@ class HuggingFaceTokenizer:
 
     def token_ids(self, ids: Sequence[int]) -> TokenisedPrompt:
         return TokenisedPrompt(tuple(ids), self._tokenizer.decode(list(ids)))
+
+
+def declared_vocab_size(config: Mapping[str, Any]) -> int | None:
+    """Embeddings of a model by its config.json, where that says it.
+
+    >>> declared_vocab_size({"text_config": {"vocab_size": 32000}})
+    32000
+    """
+    size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    return None if size is None else int(size)
 
 
 class PromptReader:
@@ -92,11 +103,16 @@ class PromptReader:
             raise ApiError(400, f"{field}: {error}", code="untokenisable", param=field) from error
         if not read.ids:
             raise ApiError(status, f"{field}: {shown(prompt)} has no tokens", code="empty_prompt", param=field)
+        if (problem := self._beyond_vocabulary(read.ids)) is not None:
+            message = f"{field}: the tokenizer knows a token that the model does not; {problem}"
+            raise ApiError(400, message, code="untokenisable", param=field)
         return read
 
     def _read_ids(self, ids: list[int], field: str, status: int) -> TokenisedPrompt:
-        highest, vocab = max(ids), self._tokenizer.vocab_size
-        if highest >= vocab:
-            message = f"{field}: token id {highest} is not below the model's vocabulary size of {vocab}"
-            raise ApiError(status, message, code="over_limit", param=field)
+        if (problem := self._beyond_vocabulary(ids)) is not None:
+            raise ApiError(status, f"{field}: {problem}", code="over_limit", param=field)
         return self._tokenizer.token_ids(ids)
+
+    def _beyond_vocabulary(self, ids: Sequence[int]) -> str | None:
+        highest, vocab = max(ids), self._tokenizer.vocab_size
+        return f"token id {highest} is not below the model's vocabulary size of {vocab}" if highest >= vocab else None
