@@ -7,12 +7,13 @@
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from rollout.errors import WeightsError
+from rollout.errors import ConfigError, WeightsError
 from rollout.weights import MANIFEST, WeightManifest
 
 _HEADROOM = 1.1
@@ -29,8 +30,19 @@ class Staging:
         self._in_use: IO[str] | None = None
 
     def prepare(self) -> None:
-        """Make the directory, private to the user, and sweep what replicas of this host that are gone left behind."""
-        self._base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Make the directory, private to the user, and sweep what replicas of this host that are gone left behind.
+
+        Raises ConfigError where it is there already and others may change what lies in it.
+        """
+        try:
+            self._base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"push.staging_dir={self._base.parent}: {self._base} cannot be made: {error}") from error
+        if (problem := shared_with_others(self._base.lstat(), os.getuid())) is not None:
+            raise ConfigError(
+                f"push.staging_dir={self._base.parent}: {self._base} {problem}, so weights in it cannot be trusted; "
+                "remove it, or give push.staging_dir a directory of your own"
+            )
         with _sole_sweeper(self._base):
             for left in self._base.iterdir():
                 if self._of_this_host(left) and not _in_use(left):
@@ -65,6 +77,17 @@ class Staging:
     def _of_this_host(self, directory: Path) -> bool:
         host = _host_of(directory.name)
         return host is not None and host == _host_of(self._own.name) and directory != self._own
+
+
+def shared_with_others(found: os.stat_result, uid: int) -> str | None:
+    """Why a directory, looked at without following links, is not one that only user `uid` can change; None if it is."""
+    if not stat.S_ISDIR(found.st_mode):
+        return "is no directory"
+    if found.st_uid != uid:
+        return f"belongs to user {found.st_uid}, not {uid}"
+    if found.st_mode & 0o077:
+        return f"is open to others (mode {stat.S_IMODE(found.st_mode):04o}, expected 0700)"
+    return None
 
 
 def copy_side_files(source: Path, target: Path, manifest: WeightManifest) -> None:

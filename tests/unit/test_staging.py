@@ -1,8 +1,12 @@
 """Replicas that share a staging directory leave each other's bytes alone."""
 
+import os
 from pathlib import Path
 
-from services.staging import Staging, replica_name
+import pytest
+
+from rollout.errors import ConfigError
+from services.staging import Staging, replica_name, shared_with_others
 
 GONE_PID = 2**22 + 1
 """Above what Linux ever gives, as the number of a process in another container looks from here."""
@@ -45,3 +49,42 @@ def test_a_new_version_takes_the_place_of_the_one_before(tmp_path: Path) -> None
     assert (first.exists(), second.is_dir()) == (False, True)
     staging.close()
     assert not second.parent.exists()
+
+
+def base(root: Path) -> Path:
+    return root / f"nightshift-{os.getuid()}"
+
+
+def refused(root: Path, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^push\.staging_dir.*{words}"):
+        Staging(root, "host-1-a").prepare()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702, 0o750])
+def test_a_directory_that_others_may_change_is_refused(tmp_path: Path, mode: int) -> None:
+    base(tmp_path).mkdir()
+    base(tmp_path).chmod(mode)
+    refused(tmp_path, f"mode 0{mode:o}")
+
+
+def test_a_link_or_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    base(tmp_path).symlink_to(tmp_path / "elsewhere")
+    refused(tmp_path, "no directory")
+    base(tmp_path).unlink()
+    base(tmp_path).touch()
+    refused(tmp_path, "cannot be made")
+
+
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    assert shared_with_others(tmp_path.lstat(), os.getuid()) is None
+    assert (
+        shared_with_others(tmp_path.lstat(), os.getuid() + 1) == f"belongs to user {os.getuid()}, not {os.getuid() + 1}"
+    )
+
+
+def test_the_directory_it_makes_is_its_users_alone(tmp_path: Path) -> None:
+    started(tmp_path, nonce="one")
+    started(tmp_path, nonce="two")
+    assert base(tmp_path).stat().st_mode & 0o777 == 0o700
