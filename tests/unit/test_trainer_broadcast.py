@@ -52,3 +52,25 @@ def test_a_member_that_does_not_come_is_waited_for_as_long_as_forming_may_take()
     with pytest.raises(RuntimeError):
         Broadcaster("127.0.0.1").send(1, 2, [], config)
     assert time.monotonic() - started >= config.form_timeout_s
+
+
+def test_an_epoch_that_failed_does_not_hold_up_the_next(tmp_path: Path) -> None:
+    file = tmp_path / "bucket"
+    file.write_bytes(BODY)
+    broadcaster, received = Broadcaster("127.0.0.1"), list[bytes]()
+    with pytest.raises(RuntimeError):
+        broadcaster.send(1, 2, [file], PushConfig(op_timeout_s=0.1, form_timeout_s=0.5))
+    receiver = threading.Thread(target=receive, args=(broadcaster.port, 2, received))
+    receiver.start()
+    broadcaster.send(2, 2, [file], PushConfig())
+    receiver.join(20)
+    assert received == [BODY]
+    assert all(key.startswith("epoch/2/") for key in keys(broadcaster))
+
+
+def test_an_epoch_that_ends_late_leaves_the_keys_of_newer_ones() -> None:
+    broadcaster = Broadcaster("127.0.0.1")
+    for key in ("epoch/8/rank", "epoch/9/rank", "epoch/10/rank"):
+        broadcaster._store.set(key, "")
+    broadcaster._forget_before(9)
+    assert sorted(keys(broadcaster)) == ["epoch/10/rank", "epoch/9/rank"]

@@ -27,6 +27,9 @@ from trainer.broadcast import Broadcaster, BroadcastResult
 from trainer.config import PushConfig
 
 CONFIG = PushConfig(backend="nccl", op_timeout_s=1.0, form_timeout_s=2.0, deadline_s=20.0)
+"""For epochs that fail."""
+PATIENT = PushConfig(backend="nccl")
+"""For epochs that arrive, on a busy machine too."""
 BODIES = {"one.safetensors": bytes(range(256)) * 40, "two.safetensors": b"a shorter one"}
 
 
@@ -96,7 +99,9 @@ class Push:
         return directory
 
     async def both(self, epoch: int) -> None:
-        directory, result = await asyncio.gather(self.receive(epoch), asyncio.to_thread(self.send, epoch))
+        directory, result = await asyncio.gather(
+            self.receive(epoch, PATIENT), asyncio.to_thread(self.send, epoch, PATIENT)
+        )
         assert {name: (directory / name).read_bytes() for name in BODIES} == BODIES
         assert (directory / MANIFEST).exists()
         assert (directory / "config.json").exists()
