@@ -148,6 +148,10 @@ def _with_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-c", "--config", type=_path, action="append", default=[], metavar="FILE", help="TOML; the last one wins"
     )
+    _with_flags(parser)
+
+
+def _with_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all-flags", action="store_true", help="list every dotted flag with its default and limits")
     parser.epilog = "Every setting is also a flag, for example --train.optimizer.lr 1e-4; --all-flags lists them."
     parser.set_defaults(takes_flags=True)
@@ -168,12 +172,13 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    text = "Train a small policy while it serves users, and report. Further arguments: nightshift demo --help-all."
+    text = "Train a small policy while it serves users, and report."
     parser = commands.add_parser("demo", help="the whole loop on this machine", description=text, allow_abbrev=False)
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint")
     parser.add_argument("--steps", type=_positive, help="training steps")
     parser.add_argument("--dir", type=_path, default=Path("runs/demo"), help="where the run lives (default runs/demo)")
-    parser.set_defaults(run=_demo, takes_flags=True)
+    _with_flags(parser)
+    parser.set_defaults(run=_demo)
 
 
 def _with_gateway(parser: argparse.ArgumentParser) -> None:

@@ -162,6 +162,29 @@ def write_private(path: Path, content: str) -> None:
     partial.replace(path)
 
 
+def redacted_flags(arguments: Sequence[str]) -> list[str]:
+    """A command line whose secrets are stars, for what is kept of it."""
+    shown: list[str] = []
+    for argument in arguments:
+        name, joined, value = argument.partition("=")
+        before = shown[-1] if shown else ""
+        if _names_secret(before):
+            shown.append(_starred(before, argument))
+        elif joined and _names_secret(name):
+            shown.append(f"{name}={_starred(name, value)}")
+        else:
+            shown.append(argument)
+    return shown
+
+
+def _names_secret(flag: str) -> bool:
+    return flag.startswith("--") and "=" not in flag and _is_secret(tuple(flag.removeprefix("--").split(".")))
+
+
+def _starred(flag: str, value: str) -> str:
+    return redacted(value) if flag == "--redis.url" else "***"
+
+
 def describe(error: ValidationError) -> str:
     """`field: what is wrong, what was given`; one line, however many fields are wrong."""
     first, *others = error.errors(include_url=False)
@@ -218,7 +241,7 @@ def _describe_flags(message: str) -> str:
     """What argparse says, without its preamble."""
     message = message.removeprefix("error parsing CLI: ")
     unknown = message.removeprefix("unrecognized arguments: ")
-    return message if unknown == message else f"{unknown.split(' ')[0]}: unknown flag; --help lists them all"
+    return message if unknown == message else f"{unknown.split(' ')[0]}: unknown flag; --all-flags lists them all"
 
 
 def _section_at(location: Sequence[int | str]) -> type[BaseModel] | None:

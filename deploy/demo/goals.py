@@ -8,8 +8,10 @@ from typing import Any
 FULL_STEPS = 40
 """Shorter runs are not expected to have learnt the task, only to work."""
 FULL_PUSHES = 20
+STEPS = 60
+"""Of a demo that is not told otherwise."""
 FULL_WALL_S = 480.0
-"""Set-up excepted."""
+"""For at most so many steps, set-up excepted."""
 _SAMPLED_GAP = 0.03
 _SIGMAS = 4.0
 
@@ -39,8 +41,10 @@ def judge(report: Mapping[str, Any], *, max_replicas: int) -> list[Goal]:
         _at_most("peak_memory_gib", report["peak_memory_gib"], 14.0),
         _equal("checkpoint_greedy_gap", report["checkpoint"]["greedy_gap"], 0.0),
         _at_most("checkpoint_sampled_gap", report["checkpoint"]["sampled_gap"], _sampled_gap(report)),
-        _at_most("wall_s", report["wall_s"]["total"], FULL_WALL_S),
+        _equal("failed_evaluation_groups", report["failed_evaluation_groups"], 0),
     ]
+    if steps <= STEPS:
+        goals.append(_at_most("wall_s", report["wall_s"]["total"], FULL_WALL_S))
     if report["collective_share"] is not None:
         goals.append(_more_than("collective_share", report["collective_share"], 0.0))
     if steps < FULL_STEPS:

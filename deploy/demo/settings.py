@@ -2,6 +2,7 @@
 
 import json
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,6 @@ from deploy.config import NightshiftConfig, load
 from deploy.demo.task import MAX_NEW_TOKENS, REWARD, REWARD_PARAMS
 from rollout.errors import ConfigError
 
-STEPS = 60
 BATCH_GROUPS = 32
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
@@ -81,14 +81,27 @@ n = 8
 """
 
 
+def check_settings(directory: Path, *, steps: int, flags: Sequence[str]) -> NightshiftConfig:
+    """What the demo would run with, before anything of it exists; nothing is written beside it. Raises ConfigError."""
+    later = directory / "absent"
+    with tempfile.TemporaryDirectory(prefix="ns-demo-") as elsewhere:
+        path = Path(elsewhere) / "nightshift.toml"
+        path.write_text(_toml(directory, model=later, prompts=(later, later), steps=steps))
+        return _load(directory, path, flags)
+
+
 def demo_config(
     directory: Path, *, model: Path, prompts: tuple[Path, Path], steps: int, flags: Sequence[str]
 ) -> tuple[NightshiftConfig, Path]:
     """Write `directory`/nightshift.toml and load it with the flags on top; returns both. Raises ConfigError."""
-    run_name(directory)
     path = directory / "nightshift.toml"
+    path.write_text(_toml(directory, model=model, prompts=prompts, steps=steps))
+    return _load(directory, path, flags), path
+
+
+def _toml(directory: Path, *, model: Path, prompts: tuple[Path, Path], steps: int) -> str:
     values = {
-        "run": directory.name,
+        "run": run_name(directory),
         "state_dir": str(directory / ".nightshift"),
         "model": str(model),
         "redis_dir": str(directory / ".redis"),
@@ -102,8 +115,19 @@ def demo_config(
     }
     # A JSON string or number is also a TOML one.
     quoted = {name: json.dumps(value) for name, value in values.items()}
-    path.write_text(_TEMPLATE.format(**quoted, params=_inline_table(REWARD_PARAMS)))
-    return load([path], flags), path
+    return _TEMPLATE.format(**quoted, params=_inline_table(REWARD_PARAMS))
+
+
+def _load(directory: Path, path: Path, flags: Sequence[str]) -> NightshiftConfig:
+    config = load([path], flags)
+    config.fleet_config()
+    run_dir = config.train_config().run_dir
+    if run_dir.resolve() != directory.resolve():
+        raise ConfigError(
+            f"run={config.run} and train.runs_dir={run_dir.parent} put the run into {run_dir}, but the demo lives in"
+            f" {directory}: leave them out (flags, NIGHTSHIFT_RUN, NIGHTSHIFT_TRAIN__RUNS_DIR) and choose with --dir"
+        )
+    return config
 
 
 def run_name(directory: Path) -> str:

@@ -1,7 +1,6 @@
 """The demo's users: a light, steady stream of OpenAI requests and one burst, timed on the client's side."""
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +9,8 @@ from statistics import quantiles
 from typing import Any
 
 import httpx
+
+from deploy.demo.answer import Answer
 
 SETTLING, WITHOUT, WITH, BURST = "settling", "without_rollouts", "with_rollouts", "burst"
 """What requests are filed under. While engines warm up or the trainer starts, they settle and are not compared."""
@@ -73,8 +74,9 @@ class Traffic:
         path, body = self._body(self._random.choice(self._prompts))
         started_at, start = time.time(), time.perf_counter()
         try:
-            arrivals, tokens = await self._consume(path, body)
-            self.timings.append(timing(phase, started_at, start, arrivals, tokens))
+            answer = await self._consume(path, body)
+            arrivals = answer.arrivals or [time.perf_counter()]
+            self.timings.append(timing(phase, started_at, start, arrivals, answer.tokens))
         except (httpx.HTTPError, ValueError) as error:
             detail = f"{type(error).__name__}: {error}"
             self.timings.append(Timing(phase, started_at, 0.0, None, 0.0, 0, detail))
@@ -92,29 +94,16 @@ class Traffic:
             return "/v1/completions", {**common, "prompt": prompt}
         return "/v1/chat/completions", {**common, "messages": [{"role": "user", "content": prompt.removesuffix("\n")}]}
 
-    async def _consume(self, path: str, body: dict[str, Any]) -> tuple[list[float], int]:
-        """(arrival of every chunk with text, completion tokens). Raises HTTPError or ValueError."""
-        arrivals: list[float] = []
-        tokens = 0
+    async def _consume(self, path: str, body: dict[str, Any]) -> Answer:
+        """The whole answer. Raises HTTPError or ValueError."""
+        answer = Answer()
         async with self._client.stream("POST", path, json=body) as response:
             if response.status_code != httpx.codes.OK:
                 raise ValueError(f"{response.status_code} {(await response.aread()).decode(errors='replace')[:300]}")
             async for line in response.aiter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                event = json.loads(line.removeprefix("data: "))
-                if "error" in event:
-                    raise ValueError(str(event["error"]))
-                if any(_text(choice) for choice in event.get("choices", [])):
-                    arrivals.append(time.perf_counter())
-                tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
-        if not arrivals:
-            arrivals.append(time.perf_counter())
-        return arrivals, tokens
-
-
-def _text(choice: dict[str, Any]) -> str:
-    return choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+                answer.take(line, time.perf_counter())
+        answer.check(self._max_tokens)
+        return answer
 
 
 def timing(phase: str, started_at: float, start: float, arrivals: Sequence[float], tokens: int) -> Timing:

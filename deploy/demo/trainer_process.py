@@ -21,7 +21,8 @@ class TrainerError(NightshiftError, RuntimeError):
 class TrainerProcess:
     """A context manager; leaving it stops a trainer that still runs, with time to write its checkpoint."""
 
-    def __init__(self, config: Path, flags: Sequence[str], log: Path) -> None:
+    def __init__(self, config: Path, flags: Sequence[str], log: Path, *, redis_url: str) -> None:
+        self._redis_url = redis_url
         self._command = [sys.executable, "-m", "deploy.cli", "train", "--config", str(config), *flags]
         self._log = log
         self._file: IO[bytes] | None = None
@@ -36,7 +37,8 @@ class TrainerProcess:
             stdout=self._file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, "DS_ACCELERATOR": "cpu"},
+            # Everyone on the machine sees a command line, and the address may hold a password.
+            env={**os.environ, "DS_ACCELERATOR": "cpu", "NIGHTSHIFT_REDIS__URL": self._redis_url},
         )
         return self
 

@@ -13,12 +13,10 @@ from deploy.demo.goals import judge
 from deploy.demo.observer import Observer
 from deploy.demo.plot import draw
 from deploy.demo.policy import Recipe, build_tokenizer, gate_opens
-from deploy.demo.report import gap, verified_versions
+from deploy.demo.report import gap
 from deploy.demo.score import Score
-from deploy.demo.settings import demo_config
 from deploy.demo.task import TRAIN_SEED, WARMUP_SEED, entries, held_out, prompt_of, questions, write_splits
 from deploy.demo.traffic import WITH, WITHOUT, Timing, summary, timing
-from rollout.board import AppliedPush, PushPath
 from rollout.errors import ConfigError
 from rollout.rewards import RewardInput, reasoning_gym
 
@@ -96,12 +94,13 @@ def _checkpoint(sampled_gap: float | None) -> dict[str, Any]:
 def _report(**changes: Any) -> dict[str, Any]:
     users = {"requests": 5, "failed": 0}
     return {
-        "steps": 80,
-        "verified_versions": 81,
+        "steps": 60,
+        "verified_versions": 61,
         "largest_canary_gap": 0.001,
         "unverified_pushes": 0,
         "missing_pushes": 0,
         "collective_share": 0.9,
+        "failed_evaluation_groups": 0,
         "wall_s": {"total": 400.0},
         "ledger": {"balance": 0},
         "ledger_is_audit": True,
@@ -135,6 +134,8 @@ def _missed(report: dict[str, Any]) -> list[str]:
         ({"collective_share": 0.0}, ["collective_share"]),
         ({"collective_share": None}, []),
         ({"wall_s": {"total": 481.0}}, ["wall_s"]),
+        ({"steps": 61, "wall_s": {"total": 481.0}}, []),
+        ({"failed_evaluation_groups": 1}, ["failed_evaluation_groups"]),
         ({"checkpoint": _checkpoint(0.031)}, ["checkpoint_sampled_gap"]),
         ({"checkpoint": _checkpoint(None)}, ["checkpoint_sampled_gap"]),
         ({"steps": 6, "checkpoint": _checkpoint(0.08)}, []),
@@ -150,17 +151,6 @@ def _missed(report: dict[str, Any]) -> list[str]:
 )
 def test_goals_name_what_was_missed(changes: dict[str, Any], missed: list[str]) -> None:
     assert _missed(_report(**changes)) == missed
-
-
-def test_version_counts_as_verified_once_a_replica_says_so_in_any_session() -> None:
-    def push(version: int, *verdicts: bool) -> dict[str, Any]:
-        return {"version": version, "replicas": {str(i): {"verified": v} for i, v in enumerate(verdicts)}}
-
-    def report(version: int, verified: bool) -> AppliedPush:
-        return AppliedPush(version, PushPath.ARTEFACT, None, 0.0, 0.0, 0.0, verified, 0.0)
-
-    recorded = [push(1, True), push(2, False, True), push(3, False), push(4)]
-    assert verified_versions(recorded, [report(5, True), report(6, False), report(2, True)]) == {1, 2, 5}
 
 
 def test_report_has_no_gap_where_the_engines_reward_is_unknown() -> None:
@@ -209,31 +199,13 @@ async def test_observer_reads_whole_lines_and_keeps_the_last_of_a_repeated_step(
     observer = Observer(_NoReplicas(), "demo", metrics)  # type: ignore[arg-type]
     await observer.look()
     assert observer.steps == []
-    metrics.write_text('{"step": 1, "reward_mean": 0.4}\n{"step": 2, "rew')
+    metrics.write_text('{"step": 1, "time": 9e9, "reward_mean": 0.4}\n{"step": 2, "time": 9e9, "rew')
     await observer.look()
     assert [s["step"] for s in observer.steps] == [1]
     with metrics.open("a") as file:
-        file.write('ard_mean": 0.5}\n{"step": 2, "reward_mean": 0.6}\n')
+        file.write('ard_mean": 0.5}\n{"step": 2, "time": 9e9, "reward_mean": 0.6}\n')
     await observer.look()
     assert [(s["step"], s["reward_mean"]) for s in observer.steps] == [(1, 0.4), (2, 0.6)]
-
-
-def test_demo_writes_a_config_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("REDIS_URL", raising=False)
-    directory = tmp_path / "demo"
-    prompts = write_splits(directory / "prompts", train_size=64)
-    config, path = demo_config(
-        directory, model=tmp_path, prompts=prompts, steps=7, flags=["--train.optimizer.lr", "1e-4"]
-    )
-    train = config.train_config()
-    assert path == directory / "nightshift.toml"
-    assert (train.run, train.steps, train.optimizer.lr, train.run_dir) == ("demo", 7, 1e-4, directory)
-    assert config.fleet_config().autoscaling.max_replicas == 2
-
-
-def test_demo_refuses_a_directory_that_names_no_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--dir"):
-        demo_config(tmp_path / "My Demo", model=tmp_path, prompts=(tmp_path, tmp_path), steps=1, flags=[])
 
 
 def test_a_fresh_demo_empties_what_an_earlier_one_wrote_and_a_resumed_one_keeps_it(tmp_path: Path) -> None:

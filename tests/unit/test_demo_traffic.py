@@ -1,0 +1,49 @@
+"""A user's answer counts as served only when all of it came."""
+
+import json
+
+import pytest
+
+from deploy.demo.answer import Answer
+
+
+def text(piece: str) -> str:
+    return "data: " + json.dumps({"choices": [{"text": piece}]})
+
+
+def usage(tokens: int) -> str:
+    return "data: " + json.dumps({"choices": [], "usage": {"completion_tokens": tokens}})
+
+
+def answer(*lines: str) -> Answer:
+    got = Answer()
+    for at, line in enumerate(lines):
+        got.take(line, float(at))
+    return got
+
+
+def test_a_whole_answer_is_good() -> None:
+    got = answer(": keep-alive", "", text("a"), text(""), text("b"), usage(3), "data: [DONE]")
+    got.check(3)
+    assert (got.arrivals, got.tokens) == ([2.0, 4.0], 3)
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([], "without \\[DONE\\]"),
+        ([text("a"), usage(3)], "without \\[DONE\\]"),
+        ([text("a"), "data: [DONE]"], "0 tokens, asked for were 3"),
+        ([text("a"), usage(2), "data: [DONE]"], "2 tokens, asked for were 3"),
+        (["data: [DONE]"], "0 tokens"),
+    ],
+)
+def test_an_answer_that_lacks_its_end_its_count_or_tokens_has_failed(lines: list[str], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        answer(*lines).check(3)
+
+
+@pytest.mark.parametrize("line", ['data: {"error": {"message": "engine died"}}', "data: {"])
+def test_an_error_event_and_what_is_no_event_are_errors(line: str) -> None:
+    with pytest.raises(ValueError, match=r"engine died|Expecting"):
+        answer(text("a"), line)
