@@ -1,6 +1,6 @@
 """The engine replica: Ray Serve LLM's server plus heartbeat, weight reconcile and harvester.
 
-start: engine -> rehearsal -> [heartbeat | reconcile | harvest] until the replica is stopped
+start: rewards -> engine -> rehearsal -> [heartbeat | reconcile | harvest] until the replica is stopped
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from services.reward_pool import RewardPool
 from services.seats import Seats, rollout_seats
 from services.staging import Staging, replica_name
 from services.swap import WeightSwap
+from services.user_seats import UserSeats, sequences
 from services.vllm_engine import VllmEngine
 
 _BEAT_S = 1.0
@@ -48,7 +49,8 @@ class ReplicaUnhealthy(NightshiftError, RuntimeError):
 class Replica:
     """Everything of one engine replica that is Nightshift's own; `engine` is already started."""
 
-    def __init__(self, config: FleetConfig, engine: VllmEngine, store: RedisStore) -> None:
+    def __init__(self, config: FleetConfig, engine: VllmEngine, store: RedisStore, rewards: RewardPool) -> None:
+        """`rewards` are checked already, and closed by `stop`."""
         self.name = replica_name(socket.gethostname(), os.getpid(), uuid.uuid4().hex[:8])
         self._config = config
         self._engine = engine
@@ -58,11 +60,10 @@ class Replica:
         self._started_at = time.time()
         self._tasks: list[asyncio.Task[None]] = []
         self._rehearsal_gap: float | None = None
-        self._users = 0
-        self._users_finished = 0
+        self.users = UserSeats(self._resize)
         self._staging = Staging(Path(config.push.staging_dir), self.name)
         self._swap = WeightSwap(engine, watchdog_s=config.push.watchdog_s)
-        self._rewards = RewardPool(config.rewards)
+        self._rewards = rewards
         self._seats = Seats(self._capacity())
         self.harvester = Harvester(
             replica=self.name,
@@ -88,7 +89,6 @@ class Replica:
     async def start(self) -> None:
         """Rehearse, then run the loops. Raises RehearsalFailed or ConfigError: then the replica must not serve."""
         await asyncio.to_thread(self._staging.prepare)
-        await self._rewards.check()
         await self._engine.set_version(0)
         if self._config.push.rehearsal:
             self._rehearsal_gap = await rehearse(
@@ -121,15 +121,6 @@ class Replica:
             if task.done() and not task.cancelled():
                 raise ReplicaUnhealthy(f"loop {task.get_name()} ended: {task.exception()!r}")
 
-    def user_started(self) -> None:
-        self._users += 1
-        self._seats.resize(self._capacity())
-
-    def user_finished(self) -> None:
-        self._users -= 1
-        self._users_finished += 1
-        self._seats.resize(self._capacity())
-
     # what the harvester asks
 
     def queues(self) -> Sequence[RolloutQueue]:
@@ -156,10 +147,10 @@ class Replica:
             policy=self._config.model.name,
             version=self.reconciler.version,
             seats_total=self._config.engine.max_num_seqs,
-            seats_users=self._users,
+            seats_users=self.users.held,
             seats_rollouts=self._seats.held,
             rollout_tokens=self.harvester.tokens,
-            user_requests=self._users_finished,
+            user_requests=self.users.requests_ended,
             rehearsal_gap=self._rehearsal_gap,
             pushes=tuple(self.reconciler.pushes),
             started_at=self._started_at,
@@ -168,7 +159,10 @@ class Replica:
         )
 
     def _capacity(self) -> int:
-        return rollout_seats(self._config.engine.max_num_seqs, self._config.harvest.user_reserve, self._users)
+        return rollout_seats(self._config.engine.max_num_seqs, self._config.harvest.user_reserve, self.users.held)
+
+    def _resize(self) -> None:
+        self._seats.resize(self._capacity())
 
     async def _beat(self) -> None:
         news = self.reconciler.news
@@ -202,10 +196,20 @@ class EngineServer(LLMServer):  # type: ignore[misc]
         await super().__init__(llm_config, **kwargs)
 
     async def start(self) -> None:
-        """Start the engine and, before Serve sends users here, prove that its weights can be replaced."""
-        await super().start()
-        store = await RedisStore.connect(self._fleet.redis)
-        self._replica = Replica(self._fleet, VllmEngine(self.engine._engine_client), store)
+        """Start the engine and, before Serve sends users here, prove that its weights can be replaced.
+
+        Raises ConfigError for a reward that cannot be imported, before the engine starts: Serve tries three times, and
+        an engine takes a minute each.
+        """
+        rewards = RewardPool(self._fleet.rewards)
+        try:
+            await rewards.check()
+            await super().start()
+            store = await RedisStore.connect(self._fleet.redis)
+        except BaseException:
+            await rewards.close()
+            raise
+        self._replica = Replica(self._fleet, VllmEngine(self.engine._engine_client), store, rewards)
         await self._replica.start()
 
     async def check_health(self) -> None:
@@ -214,27 +218,25 @@ class EngineServer(LLMServer):  # type: ignore[misc]
             self._replica.check()
 
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
-        return self._counted(await super().chat(request, raw_request_info))
+        return self._counted(await super().chat(request, raw_request_info), sequences("", request.n))
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
-        return self._counted(await super().completions(request, raw_request_info))
+        stream = await super().completions(request, raw_request_info)
+        return self._counted(stream, sequences(request.prompt, request.n))
 
     async def __del__(self) -> None:
         replica, self._replica = getattr(self, "_replica", None), None
         if replica is not None:
             await replica.stop()
 
-    async def _counted(self, stream: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-        """The stream itself; the request holds one of the users' seats until it ends or is given up."""
+    async def _counted(self, stream: AsyncGenerator[Any, None], seats: int) -> AsyncGenerator[Any, None]:
+        """The stream itself; the request holds as many of the users' seats until it ends or is given up."""
         replica = self._replica
         if replica is None:
             raise ReplicaUnhealthy("the replica is stopping")
-        replica.user_started()
-        try:
+        with replica.users.hold(seats):
             async for item in stream:
                 yield item
-        finally:
-            replica.user_finished()
 
 
 def _supervised(name: str, loop: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -22,6 +22,7 @@ from services.config import EngineConfig, FleetConfig, HarvestConfig, PushConfig
 from services.engine import Replica
 from services.engine_arguments import engine_arguments
 from services.rehearsal import RehearsalFailed, independent_logprobs, rehearse
+from services.reward_pool import RewardPool
 from services.staging import Staging
 from services.swap import WeightSwap
 from services.vllm_engine import VllmEngine
@@ -57,7 +58,8 @@ class Bench:
     async def replica(self, config: FleetConfig) -> AsyncIterator[Replica]:
         """A replica's loops on the engine, which is put back to the model as loaded first."""
         await WeightSwap(self.engine, watchdog_s=30).load(self.model, version=0)
-        replica = Replica(config, self.engine, await RedisStore.connect(self.redis))
+        store = await RedisStore.connect(self.redis)
+        replica = Replica(config, self.engine, store, RewardPool(config.rewards))
         await replica.start()
         try:
             yield replica
