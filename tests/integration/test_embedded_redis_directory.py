@@ -67,7 +67,7 @@ def test_a_server_whose_pid_means_nothing_here_is_joined(running: EmbeddedRedis)
     rewritten(running.directory, pid=2**22 + 1)
     with EmbeddedRedis(running.directory) as second:
         assert second.url == running.url
-    assert servers(running.directory) == [pid]
+        assert servers(running.directory) == [pid]
 
 
 def test_only_the_server_holds_the_running_lock(running: EmbeddedRedis) -> None:
