@@ -32,7 +32,14 @@ from rollout.types import (
 Arrays = list[npt.NDArray[Any]]
 
 _MAX_ID = int(np.iinfo(np.int32).max)
-REQUEST_SCHEMA = Schema(kind=b"R")
+
+
+def _without_time(record: Record) -> Record:
+    """Schema 1 named the time itself, which the queue has read and keeps."""
+    return {**{k: v for k, v in record.items() if k != "deadline_ms"}, "expires_in_ms": None}
+
+
+REQUEST_SCHEMA = Schema(kind=b"R", current=2, upgrades={1: _without_time})
 GROUP_SCHEMA = Schema(kind=b"G")
 
 
@@ -55,7 +62,7 @@ def encode_request(request: RolloutRequest) -> bytes:
         "purpose": request.purpose.value,
         "tenant": request.tenant,
         "metadata": dict(request.metadata),
-        "deadline_ms": request.deadline_ms,
+        "expires_in_ms": request.expires_in_ms,
     }
     return pack(REQUEST_SCHEMA, record, arrays)
 
@@ -74,7 +81,7 @@ def decode_request(data: bytes) -> RolloutRequest:
             purpose=Purpose(record["purpose"]),
             tenant=record["tenant"],
             metadata=record["metadata"],
-            deadline_ms=record["deadline_ms"],
+            expires_in_ms=record["expires_in_ms"],
         )
         _check_request(request)
     except (KeyError, IndexError, TypeError, ValueError) as error:

@@ -26,6 +26,7 @@ from rollout.types import TERMINAL_STATES, Experience, Group, GroupState, Purpos
 @dataclass(slots=True)
 class _Record:
     request: RolloutRequest
+    expires_ms: int | None = None
     state: GroupState = GroupState.QUEUED
     attempt: int = 0
     failures: int = 0
@@ -97,7 +98,7 @@ class MemoryQueue:
             raise QueueFull.at(pending, len(requests), self._limits.max_depth)
         sid = self._new_id()
         self._submissions[sid] = len(requests)
-        self._records |= {group_id(sid, i): _Record(request) for i, request in enumerate(requests)}
+        self._records |= {group_id(sid, i): self._record(request) for i, request in enumerate(requests)}
         if idempotency_key:
             self._keys[idempotency_key] = (digest, sid)
         return self._submission(sid, created=True)
@@ -246,6 +247,10 @@ class MemoryQueue:
 
     # details
 
+    def _record(self, request: RolloutRequest) -> _Record:
+        left = request.expires_in_ms
+        return _Record(request, expires_ms=None if left is None else self._clock() + left)
+
     def _submission(self, sid: str, *, created: bool) -> Submission:
         if sid not in self._submissions:
             raise NotFound(f"no submission {sid} in run {self.run}")
@@ -291,8 +296,7 @@ class MemoryQueue:
                 break
             record = self._records[gid]
             failures = record.failures + (record.state is GroupState.LEASED)
-            expires = record.request.deadline_ms
-            if expires is not None and self._clock() >= expires:
+            if record.expires_ms is not None and self._clock() >= record.expires_ms:
                 self._end(gid, GroupState.DEAD, "deadline")
             elif failures >= self._limits.max_failures:
                 self._end(gid, GroupState.DEAD, f"lease expired; {failures} failures")

@@ -74,14 +74,15 @@ class RedisQueue:
             raise ValueError("a submission needs at least one request")
         bodies = [encode_request(request) for request in requests]
         args: list[Argument] = [
+            self._now(),
             self._new_id(),
             idempotency_key or "",
             body_digest or requests_digest(bodies),
             *self._limit_args(),
         ]
         for request, body in zip(requests, bodies, strict=True):
-            deadline = "" if request.deadline_ms is None else request.deadline_ms
-            args += [request.purpose.value, deadline, body]
+            expires_in = "" if request.expires_in_ms is None else request.expires_in_ms
+            args += [request.purpose.value, expires_in, body]
         try:
             sid, count, created = await self._store.script("submit", self._key("ledger"), *args)
         except ScriptRefusal as refusal:

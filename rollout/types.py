@@ -111,8 +111,9 @@ class RolloutRequest:
     tenant: str = "default"
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """JSON values, given to the reward function and returned with the samples."""
-    deadline_ms: int | None = None
-    """Unix milliseconds after which the group is not leased any more but dead with reason `deadline`."""
+    expires_in_ms: int | None = None
+    """So long after its acceptance the group is not leased any more but dead with reason `deadline`. A duration and not
+    a time, because submitters' clocks differ: the queue's server adds it to its own."""
 
 
 @dataclass(frozen=True, slots=True)

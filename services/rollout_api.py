@@ -74,7 +74,7 @@ class RolloutApi:
         run = await self._run(body.run)
         field = "prompt" if body.prompts is None else "prompts"
         prompts = await self._parts.rollout_reader.read(body.all_prompts, field=field, status=422)
-        requests = to_requests(body, prompts, self._fleet, now_ms=time.time_ns() // 1_000_000)
+        requests = to_requests(body, prompts, self._fleet)
         queue = self._parts.queue(run)
         accepted = await queue.submit(requests, idempotency_key=key, body_digest=body_digest(raw))
         return _accepted(run, accepted)

@@ -112,7 +112,7 @@ class SubmitBody(_Body):
     """One of the fleet's runs; the fleet's own by default."""
     tenant: Label = "default"
     deadline_s: float | None = Field(default=None, gt=0, le=604_800)
-    """Groups that no engine took within this time are dead."""
+    """Groups that no engine took within this time are dead; it starts when they are accepted."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "SubmitBody":

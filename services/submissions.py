@@ -85,9 +85,7 @@ def check_stop_tokens(body: SubmitBody, vocab_size: int) -> None:
             raise ApiError(422, message, code="over_limit", param="sampling.stop_token_ids")
 
 
-def to_requests(
-    body: SubmitBody, prompts: Sequence[TokenisedPrompt], fleet: FleetConfig, *, now_ms: int
-) -> list[RolloutRequest]:
+def to_requests(body: SubmitBody, prompts: Sequence[TokenisedPrompt], fleet: FleetConfig) -> list[RolloutRequest]:
     """One request per prompt; raises ApiError 422 when one does not fit the context."""
     settings = body.sampling
     max_tokens = settings.max_tokens or min(_DEFAULT_MAX_TOKENS, fleet.gateway.limits.max_tokens)
@@ -100,7 +98,7 @@ def to_requests(
         seed=settings.seed,
     )
     reward = RewardSpec(body.reward.name, body.reward.params) if body.reward else None
-    deadline = None if body.deadline_s is None else now_ms + round(body.deadline_s * 1000)
+    expires_in = None if body.deadline_s is None else max(1, round(body.deadline_s * 1000))
     requests = []
     for i, prompt in enumerate(prompts):
         field = "prompt" if body.prompts is None else f"prompts.{i}"
@@ -115,7 +113,7 @@ def to_requests(
                 purpose=Purpose(body.purpose),
                 tenant=body.tenant,
                 metadata=body.metadata_of(i),
-                deadline_ms=deadline,
+                expires_in_ms=expires_in,
             )
         )
     return requests

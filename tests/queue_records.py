@@ -22,7 +22,7 @@ from rollout.types import (
 
 
 def a_request(
-    index: int = 0, *, purpose: Purpose = Purpose.TRAIN, n: int = 2, deadline_ms: int | None = None
+    index: int = 0, *, purpose: Purpose = Purpose.TRAIN, n: int = 2, expires_in_ms: int | None = None
 ) -> RolloutRequest:
     return RolloutRequest(
         prompt_ids=(1, 2, index),
@@ -32,7 +32,7 @@ def a_request(
         reward=RewardSpec("exact_match", {"strip": True}),
         purpose=purpose,
         metadata={"answer": str(index)},
-        deadline_ms=deadline_ms,
+        expires_in_ms=expires_in_ms,
     )
 
 

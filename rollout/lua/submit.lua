@@ -1,7 +1,9 @@
--- ARGV: submission id, idempotency key or "", body digest, max_depth, max_failures, retain_s ("" each from a producer that
--- has no say in them), then per group its purpose, deadline (ms or ""), request. Returns {submission id, groups, created}.
-local sid, idem, digest = ARGV[1], ARGV[2], ARGV[3]
-local FIRST = 7
+-- ARGV: now or "", submission id, idempotency key or "", body digest, max_depth, max_failures, retain_s ("" each from a
+-- producer that has no say in them), then per group its purpose, time to live (ms or ""), request.
+-- Returns {submission id, groups, created}.
+local now = now_ms(ARGV[1])
+local sid, idem, digest = ARGV[2], ARGV[3], ARGV[4]
+local FIRST = 8
 local n = (#ARGV - FIRST + 1) / 3
 
 if idem ~= '' then
@@ -19,8 +21,8 @@ if redis.call('EXISTS', P .. 'sub:' .. sid) == 1 then -- this very call, resent
   return {sid, n, 1}
 end
 
-if ARGV[4] ~= '' then
-  set_limits(ARGV[4], ARGV[5], ARGV[6])
+if ARGV[5] ~= '' then
+  set_limits(ARGV[5], ARGV[6], ARGV[7])
 end
 local max_depth = limits().max_depth
 local depth = 0
@@ -35,7 +37,7 @@ end
 local counts = {}
 for i = 0, n - 1 do
   local at = FIRST + 3 * i
-  local purpose, gid = ARGV[at], sid .. '-' .. int(i)
+  local purpose, gid, ttl = ARGV[at], sid .. '-' .. int(i), ARGV[at + 1]
   if not counts[purpose] then
     counts[purpose] = 0
     if redis.call('EXISTS', rollouts(purpose)) == 0 then
@@ -45,7 +47,7 @@ for i = 0, n - 1 do
   counts[purpose] = counts[purpose] + 1
   local entry = redis.call('XADD', rollouts(purpose), '*', 'g', gid)
   redis.call('HSET', group_key(gid), 'state', 'queued', 'purpose', purpose, 'attempt', '0', 'failures', '0', 'expires',
-    ARGV[at + 1], 'request', ARGV[at + 2], 'entry', entry)
+    ttl == '' and '' or int(now + tonumber(ttl)), 'request', ARGV[at + 2], 'entry', entry)
 end
 for purpose, by in pairs(counts) do
   count('queued', purpose, by)

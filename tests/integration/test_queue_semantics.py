@@ -84,7 +84,7 @@ async def test_a_renewed_lease_holds_to_its_new_deadline_and_is_taken_over_at_it
 async def test_a_started_group_past_its_deadline_is_dead_when_it_would_be_leased_again(
     queue: RolloutQueue, clock: Clock, given_back: bool
 ) -> None:
-    submission = await queue.submit([a_request(deadline_ms=clock.now + 10_000)])
+    submission = await queue.submit([a_request(expires_in_ms=10_000)])
     (held,) = await lease(queue)
     if given_back:
         await queue.release(held, reason="a user came")
@@ -168,7 +168,7 @@ async def test_purposes_are_served_in_the_order_asked(queue: RolloutQueue) -> No
 
 
 async def test_a_group_past_its_deadline_is_dead_when_it_would_be_leased(queue: RolloutQueue, clock: Clock) -> None:
-    submission = await queue.submit([a_request(deadline_ms=clock.now + 5), a_request(1)])
+    submission = await queue.submit([a_request(expires_in_ms=5), a_request(1)])
     clock.now += 5
     assert [held.request.prompt_text for held in await lease(queue)] == ["prompt 1"]
     (status,) = await queue.status(submission.group_ids[:1])

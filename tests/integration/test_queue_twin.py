@@ -93,8 +93,8 @@ class TwinQueues(RuleBasedStateMachine):
     @rule(target=submissions, kinds=st.lists(st.sampled_from(Purpose), min_size=1, max_size=5), data=st.data())
     def submit(self, kinds: list[Purpose], data: st.DataObject) -> Any:
         key = data.draw(st.none() | st.sampled_from(["k1", "k2"]))
-        deadline = data.draw(st.none() | st.integers(1, 8).map(lambda s: self.now + s * 1000))
-        requests = [a_request(i, purpose=p, deadline_ms=deadline) for i, p in enumerate(kinds)]
+        expires_in = data.draw(st.none() | st.integers(1, 8).map(lambda s: s * 1000))
+        requests = [a_request(i, purpose=p, expires_in_ms=expires_in) for i, p in enumerate(kinds)]
         return self.accept(requests, key) or multiple()
 
     @rule(sid=submissions)

@@ -56,7 +56,7 @@ requests = st.builds(
     reward=st.none() | st.builds(RewardSpec, name=st.text(min_size=1, max_size=8), params=json_maps),
     purpose=st.sampled_from(Purpose),
     metadata=json_maps,
-    deadline_ms=st.none() | st.integers(0, 2**53),
+    expires_in_ms=st.none() | st.integers(0, 2**53),
 )
 
 
@@ -156,6 +156,15 @@ def test_a_reader_accepts_the_schema_before_and_upgrades_it() -> None:
     assert record == {"kept": 21, "added": 42}
 
 
+def test_a_request_of_the_schema_before_is_read_without_the_time_that_its_queue_keeps() -> None:
+    record, arrays = unpack(REQUEST_SCHEMA, encode_request(a_request(expires_in_ms=5)))
+    old = {**{k: v for k, v in record.items() if k != "expires_in_ms"}, "deadline_ms": 1_700_000_000_000}
+    writer = ArrayWriter()
+    for array in arrays:
+        writer.add(array)
+    assert decode_request(pack(Schema(kind=b"R", current=1), old, writer)) == a_request()
+
+
 @pytest.mark.parametrize("number", [0, 1, 4])
 def test_a_reader_refuses_every_other_schema_by_number(number: int) -> None:
     reader = Schema(kind=b"T", current=3, upgrades={1: dict, 2: dict})
@@ -166,7 +175,7 @@ def test_a_reader_refuses_every_other_schema_by_number(number: int) -> None:
 def test_records_of_the_next_schema_are_refused_today() -> None:
     for schema, decode in ((REQUEST_SCHEMA, decode_request), (GROUP_SCHEMA, decode_group)):
         future = dataclasses.replace(schema, current=schema.current + 1)
-        with pytest.raises(CodecError, match="schema 2; this reader knows 1"):
+        with pytest.raises(CodecError, match=f"schema {future.current}; this reader knows {schema.current}"):
             decode(pack(future, {}, ArrayWriter()))
 
 

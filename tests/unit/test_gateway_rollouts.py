@@ -230,6 +230,19 @@ async def test_cancelling_ends_what_was_not_generated(http: httpx.AsyncClient, g
     assert (await gateway.queues["default"].ledger()).balance == 0
 
 
+async def test_a_deadline_runs_by_the_clock_of_the_queue_and_not_of_the_gateway() -> None:
+    now = [1_000_000]  # a server that is decades behind
+    queue = MemoryQueue("default", clock=lambda: now[0])
+    gateway = kit(queue=lambda _: queue)
+    gateway.queues["default"] = queue
+    async with connect(gateway) as http:
+        links = [(await submit(http, {**BODY, "deadline_s": s})).json()["links"]["self"] for s in (5, 5.001)]
+        now[0] += 5_000
+        assert await gateway.finish() == 2
+        counts = [(await http.get(link)).json()["counts"] for link in links]
+    assert counts == [{"dead": 2}, {"delivered": 2}]
+
+
 @pytest.mark.parametrize("rest", ["", "/samples", "/samples?stream=ndjson"])
 async def test_after_retention_results_are_gone_and_not_unknown(rest: str) -> None:
     now = [0]
