@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from deploy.config import NightshiftConfig, write_private
 from deploy.embedded_redis import EmbeddedRedis
 from deploy.preflight import check_fleet, check_model, check_redis
 from deploy.processes import Guardian, Tree, signal_handlers_kept, uninterrupted
+from deploy.ray_directory import make_ray_directory
 from deploy.tokens import Tokens, gateway_tokens
 from rollout.config import RedisConfig
 from rollout.errors import ConfigError, NightshiftError
@@ -243,13 +243,16 @@ class LocalRay:
 def start_ray(stack: ExitStack, *, num_cpus: float, embedded: EmbeddedRedis | None) -> LocalRay:
     """Start Ray on loopback. It ends with the stack or with this process, however that ends.
 
-    `num_cpus` is a lower bound: Ray's CPUs are a number to divide, not cores.
+    `num_cpus` is a lower bound: Ray's CPUs are a number to divide, not cores. Raises ConfigError where no directory for
+    Ray's files can be made.
     """
+    ray_dir = make_ray_directory()
+    stack.callback(shutil.rmtree, ray_dir, ignore_errors=True)
+    # the engines' own sockets, for the same reason
+    os.environ.setdefault("VLLM_RPC_BASE_PATH", str(ray_dir.parent))
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     tree = Tree()
-    ray_dir = Path(tempfile.mkdtemp(prefix="ns-ray-"))
-    stack.callback(shutil.rmtree, ray_dir, ignore_errors=True)
     guardian = Guardian(tree, redis_dir=None if embedded is None else embedded.directory, remove=[ray_dir])
     stack.callback(guardian.dismiss)
     tree.mark()
