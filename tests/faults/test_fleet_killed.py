@@ -8,8 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
+
+from tests.processes import is_running, wait_until_gone
 
 MAIN = """
 import json, subprocess, sys, time
@@ -30,20 +31,6 @@ try:
 finally:
     stack.close()
 """
-
-
-def wait_until_gone(pids: list[int], *, seconds: float = 40.0) -> list[int]:
-    deadline = time.monotonic() + seconds
-    while (alive := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return alive
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

@@ -50,6 +50,36 @@ def test_a_client_without_limits_of_its_own_is_served(user: openai.OpenAI, model
     assert answer.choices[0].finish_reason in {"stop", "length"}
 
 
+def test_hints_and_template_variables_of_a_client_are_taken(user: openai.OpenAI, model: str) -> None:
+    answer = user.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": "hello"}],
+        max_tokens=4,
+        store=False,
+        metadata={"a": "b"},
+        service_tier="auto",
+        reasoning_effort="low",
+        verbosity="low",
+        prompt_cache_key="k",
+        safety_identifier="someone",
+        modalities=["text"],
+        extra_body={"chat_template_kwargs": {"enable_thinking": False}},
+    )
+    assert answer.choices[0].finish_reason in {"stop", "length"}
+
+
+def test_the_logprobs_of_a_prompt_alone_are_answered(user: openai.OpenAI, model: str) -> None:
+    answer = user.completions.create(
+        model=model, prompt=[5, 6, 7, 8], max_tokens=0, echo=True, logprobs=1, best_of=1, n=1
+    )
+    (choice,) = answer.choices
+    assert choice.logprobs is not None
+    first, *others = choice.logprobs.token_logprobs or ()
+    assert first is None
+    assert len(others) == 3
+    assert all(logprob is not None and logprob <= 0 for logprob in others)
+
+
 def test_refusals_reach_the_client_as_its_own_errors(user: openai.OpenAI, model: str, fleet: RunningFleet) -> None:
     with pytest.raises(openai.NotFoundError, match="gpt-9"):
         user.completions.create(model="gpt-9", prompt="a")
