@@ -95,7 +95,9 @@ def _seats(snapshot: FleetSnapshot) -> dict[str, int]:
     total = sum(beat.seats_total for beat in snapshot.replicas)
     users = sum(beat.seats_users for beat in snapshot.replicas)
     rollouts = sum(beat.seats_rollouts for beat in snapshot.replicas)
-    return {"total": total, "users": users, "rollouts": rollouts, "free": total - users - rollouts}
+    # users who wait for a seat are counted with those who have one
+    free = sum(max(0, beat.seats_total - beat.seats_users - beat.seats_rollouts) for beat in snapshot.replicas)
+    return {"total": total, "users": users, "rollouts": rollouts, "free": free}
 
 
 def _run(snapshot: FleetSnapshot, run: str) -> dict[str, Any]:

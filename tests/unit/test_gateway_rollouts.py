@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ from rollout.types import Purpose
 from services.gateway_app import build_app
 from services.sample_stream import as_they_finish
 from services.tokenizer import TokenisedPrompt
-from tests.unit.gateway_kit import ADMIN, ROLLOUT, Kit, WordTokenizer, bearer, fleet, kit, scored, until
+from tests.unit.gateway_kit import ADMIN, ROLLOUT, Kit, WordTokenizer, bearer, fleet, heartbeat, kit, scored, until
 
 BODY: dict[str, Any] = {"prompts": ["one two", "three"], "n": 2, "sampling": {"max_tokens": 4, "seed": 9}}
 
@@ -273,6 +274,15 @@ async def test_status_and_metrics_show_fleet_ledger_and_seats(http: httpx.AsyncC
     assert 'nightshift_groups{run="default",state="delivered"} 1.0' in page
     assert 'nightshift_queue_depth{purpose="collect",run="default",state="queued"} 1.0' in page
     assert "nightshift_user_ttft_seconds_bucket" in page
+
+
+async def test_free_seats_of_one_replica_are_not_lost_to_the_queue_of_another(
+    http: httpx.AsyncClient, gateway: Kit
+) -> None:
+    crowded = replace(heartbeat("r2"), seats_users=40)
+    gateway.board.replicas_alive = [heartbeat("r1"), crowded]
+    seats = (await http.get("/v1/status", headers=bearer(ADMIN))).json()["seats"]
+    assert seats == {"total": 16, "users": 41, "rollouts": 10, "free": 2}
 
 
 async def test_health_needs_a_replica_that_answers(http: httpx.AsyncClient, gateway: Kit) -> None:
