@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from rollout.config import ModelConfig, RedisConfig
 from trainer.config import TrainConfig
 
@@ -69,6 +71,11 @@ class Daemon:
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    def starts(self, name: str) -> bool:
+        """Whether a child process of that name runs."""
+        children = psutil.Process(self._process.pid).children() if self.alive else []
+        return any(name in child.name() for child in children)
 
     @property
     def output(self) -> str:

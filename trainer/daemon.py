@@ -1,7 +1,6 @@
 """The trainer process: claims the run, starts the workers, resumes, trains, and lets go of everything at the end."""
 
 import asyncio
-import logging
 import os
 import secrets
 import signal
@@ -27,7 +26,7 @@ from rollout.types import GroupState
 from trainer.artefact import write_text
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
-from trainer.errors import WorkerDied
+from trainer.ray_session import joined_ray
 from trainer.run_lock import run_lock
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _RETRY_S = 0.5
-_OBJECT_STORE_BYTES = 256 << 20
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -81,11 +79,11 @@ async def _session(config: TrainConfig) -> int:
     config.run_dir.mkdir(parents=True, exist_ok=True)
     checkpoints = CheckpointStore(config.run_dir / "checkpoints", keep=config.checkpoint.keep)
     async with AsyncExitStack() as stack:
-        store = await RedisStore.connect(config.redis, role="trainer")
-        stack.push_async_callback(store.close)
-        stack.enter_context(_Ray(config))
         signals = stack.enter_context(_Signals())
         stack.enter_context(_early_stop(signals))
+        store = await RedisStore.connect(config.redis, role="trainer")
+        stack.push_async_callback(store.close)
+        _join_ray(stack, config, signals)
         claim = await stack.enter_async_context(_claimed(store, config))
         await stack.enter_async_context(run_lock(config.run_dir, patience_s=_patience_s(config)))
         # Not before both are held: until then an earlier trainer may still write checkpoints and retire older ones.
@@ -106,6 +104,17 @@ def _early_stop(signals: "_Signals") -> Iterator[None]:
     except asyncio.CancelledError:
         if not signals.stopped_early:
             raise
+
+
+def _join_ray(stack: AsyncExitStack, config: TrainConfig, signals: "_Signals") -> None:
+    """Raises WorkerDied, or CancelledError when a stop came while Ray started."""
+    try:
+        stack.enter_context(joined_ray(config))
+    except SystemExit:
+        signals.stopped_early = True
+        raise asyncio.CancelledError from None
+    finally:
+        signals.listen()
 
 
 def _prompts(config: TrainConfig, path: Path, tokenise: Callable[..., tuple[Sequence[int], str]]) -> list[Prompt]:
@@ -180,10 +189,7 @@ def _patience_s(config: TrainConfig) -> float:
 
 
 class _Signals:
-    """SIGTERM and SIGINT ask for a clean stop. Before there is training to stop, and at the second one, they cancel.
-
-    Ray replaces the handlers when it starts, so this comes after it.
-    """
+    """SIGTERM and SIGINT ask for a clean stop. Before there is training to stop, and at the second one, they cancel."""
 
     def __init__(self) -> None:
         self.stop: Callable[[], None] | None = None
@@ -194,9 +200,13 @@ class _Signals:
         self._task = asyncio.current_task()
 
     def __enter__(self) -> "_Signals":
+        self.listen()
+        return self
+
+    def listen(self) -> None:
+        """Again, where another library put its own handlers in the place of these."""
         for number in _STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
-        return self
 
     def __exit__(self, *_: object) -> None:
         for number in _STOP_SIGNALS:
@@ -298,50 +308,6 @@ def _parts(
         metrics=metrics,
         eval_prompts=inputs.eval_prompts,
     )
-
-
-class _Ray:
-    """Ray for the workers: the one this process already joined, the one at `ray_address`, or an own small one."""
-
-    def __init__(self, config: TrainConfig) -> None:
-        self._config = config
-        self._own = False
-
-    def __enter__(self) -> None:
-        import ray
-
-        if ray.is_initialized():
-            return
-        try:
-            self._start()
-        except Exception as error:  # Ray raises bare exceptions when its own processes do not come up
-            ray.shutdown()
-            raise WorkerDied(f"Ray did not start: {str(error).strip().splitlines()[0]}") from error
-        self._own = True
-
-    def _start(self) -> None:
-        import ray
-
-        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-        if self._config.ray_address is not None:
-            ray.init(address=self._config.ray_address, **quiet)
-            return
-        workers = self._config.workers
-        groups = 2 if self._config.algorithm.kl_coef > 0 else 1
-        ray.init(
-            address="local",
-            num_cpus=int(groups * workers.world_size * workers.cpus) + 1,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",
-            **quiet,
-        )
-
-    def __exit__(self, *_: object) -> None:
-        import ray
-
-        if self._own:
-            ray.shutdown()
 
 
 def main() -> int:

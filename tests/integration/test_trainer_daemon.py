@@ -196,6 +196,19 @@ async def test_sigterm_while_the_workers_load_exits_zero_and_lets_go(
     await queue.release_writer(await queue.acquire_writer("someone else", ttl_s=5))
 
 
+async def test_sigterm_while_ray_starts_exits_zero(tmp_path: Path, redis_store: RedisStore, model_dir: Path) -> None:
+    config = train_config(tmp_path, redis_store.config, "starting", model_dir)
+    daemon = Daemon(config, tmp_path)
+    try:
+        while not daemon.starts("gcs_server"):
+            assert daemon.alive, daemon.output
+            await asyncio.sleep(0.01)
+        daemon.send(signal.SIGTERM)
+        assert await daemon.exit_code(60) == 0, daemon.output
+    finally:
+        daemon.end()
+
+
 async def test_a_checkpoint_that_an_earlier_trainer_wrote_while_this_one_waited_is_resumed(
     tmp_path: Path, redis_store: RedisStore, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +221,7 @@ async def test_a_checkpoint_that_an_earlier_trainer_wrote_while_this_one_waited_
     async def write(directory: Path) -> None:
         (directory / "policy" / "model.safetensors").write_bytes(b"weights")
 
-    monkeypatch.setattr(daemon_module, "_Ray", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(daemon_module, "joined_ray", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(daemon_module, "_train", train)
     queue = RedisQueue(redis_store, config.run)
     token = await queue.acquire_writer("earlier", ttl_s=20)
@@ -231,7 +244,7 @@ async def test_a_run_directory_in_use_by_a_trainer_of_another_redis_is_refused(
         raise AssertionError("two trainers in one directory")
 
     config = train_config(tmp_path, redis_store.config, "shared-dir", model_dir, writer_ttl_s=1.1)
-    monkeypatch.setattr(daemon_module, "_Ray", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(daemon_module, "joined_ray", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(daemon_module, "_train", train)
     config.run_dir.mkdir(parents=True)
     async with run_lock(config.run_dir, patience_s=1):
