@@ -48,8 +48,9 @@ _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # The raylet adopts what a killed worker leaves and ends it: the engine below a replica holds gigabytes.
-    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
+    # The raylet ends the process group of a worker that was killed: the engine below a replica holds gigabytes. Not its
+    # older subreaper: with that, workers ignore SIGCHLD, and all below them read 0 for every exit code, rewards too.
+    "RAY_process_group_cleanup_enabled": "true",
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
