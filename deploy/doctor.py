@@ -14,6 +14,7 @@ import psutil
 
 from deploy.embedded_redis import newest_redis_server
 from deploy.local import running_fleet
+from deploy.memory import available_bytes
 from deploy.preflight import check_model, check_port
 from rollout.errors import NightshiftError
 from services.config import PushConfig
@@ -52,7 +53,7 @@ def _findings(port: int, model: Path | None, state_dir: Path) -> Iterator[Findin
     yield _python()
     yield _gcc()
     yield _cores()
-    yield _size("memory", psutil.virtual_memory().available, fail=4, warn=8, remedy="stop other programs")
+    yield _size("memory", available_bytes(), fail=4, warn=8, remedy="stop other programs")
     staging = Path(PushConfig().staging_dir)
     if staging.is_dir():
         free = shutil.disk_usage(staging).free
