@@ -116,11 +116,10 @@ async def kill_redis(fleet: RunningFleet) -> None:
     """The server goes without a last word; whoever keeps the fleet starts it again over the same data."""
     store = await RedisStore.connect(fleet.redis)
     try:
-        info = (await store.command("INFO", "server")).decode()
+        pid = int((await store.command("INFO", "server"))["process_id"])
     finally:
         await store.close()
-    pid = next(line.split(":")[1] for line in info.splitlines() if line.startswith("process_id:"))
-    os.kill(int(pid), signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
 
 
 async def ledger_and_audit(fleet: RunningFleet) -> tuple[Ledger, Ledger]:
