@@ -16,16 +16,17 @@ class Snapshot:
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
-        self._copies = {id(tensor): tensor.detach().clone() for tensor in self._tensors()}
+        # Holding the tensors themselves keeps their ids from being used again.
+        self._held = {id(tensor): (tensor, tensor.detach().clone()) for tensor in self._tensors()}
 
+    @torch.no_grad()
     def restore(self) -> None:
         """Write the copies back. State that the optimizer made since becomes 0, which is how it starts."""
         for tensor in self._tensors():
-            copy = self._copies.get(id(tensor))
-            if copy is None:
-                tensor.zero_()
+            if id(tensor) in self._held:
+                tensor.copy_(self._held[id(tensor)][1])
             else:
-                tensor.copy_(copy)
+                tensor.zero_()
 
     def _tensors(self) -> Iterator[Tensor]:
         """Each once, though a parameter may be both the model's and the optimizer's."""
