@@ -1,23 +1,27 @@
 """From scored groups to padded micro-batches.
 
-    Experience --rows_of--> Row (one segment) --make_batch--> per rank: MicroBatch, MicroBatch, ...
+    Experience --rows_of--> Row (one segment) --make_batch--> per rank: MicroBatch, MicroBatch, ... --by_row--> [T]
 
 Right padding; every rank gets the same number of micro-batches, because ranks reduce gradients together.
 """
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from rollout.types import Experience, Segment
-from trainer.advantage import grpo_advantages
-from trainer.loss import Aggregation, aggregation_weights
+from trainer.algorithm import Aggregation, AlgorithmConfig
+from trainer.credit import Credit, assign_credit
+from trainer.loss import aggregation_weights
+from trainer.shaping import kl_penalties, overlong_reward
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
+
+_DEFAULT = AlgorithmConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +35,12 @@ class Row:
     """1 on tokens that train: sampled by the policy and fresh enough."""
     on_policy_T: FloatArray
     """1 on tokens sampled by the weights that are now being updated."""
-    advantage: float
+    advantage: Credit
+    """Of all tokens, or of each [T]."""
     temperature: float
+    reference_logprobs_T: FloatArray | None = None
+    proximal_logprobs_T: FloatArray | None = None
+    """Of the policy at the start of the step, where it is updated more than once in it."""
 
     @property
     def length(self) -> int:
@@ -56,9 +64,14 @@ class MicroBatch:
     weights_BW: FloatArray
     """Of each token's loss in the batch's loss; they add up over micro-batches and ranks."""
     on_policy_BW: FloatArray
-    advantages_B: FloatArray
+    advantages_BW: FloatArray
     temperatures_B: FloatArray
+    rows_B: IntArray
+    """Index of each row in what `make_batch` was given; -1 for one that only keeps a rank busy."""
     reference_logprobs_BW: FloatArray | None = None
+    proximal_logprobs_BW: FloatArray | None = None
+    boundary: bool = False
+    """Whether the optimizer steps after this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +82,71 @@ class FreshGroup:
     fresh_G: tuple[bool, ...]
 
 
-def rows_of(groups: Sequence[FreshGroup], *, same_weights: Set[int]) -> list[Row]:
+def rows_of(
+    groups: Sequence[FreshGroup],
+    *,
+    same_weights: Set[int],
+    algorithm: AlgorithmConfig = _DEFAULT,
+    reference_R: Sequence[FloatArray] | None = None,
+) -> list[Row]:
     """One row per segment that trains at least one token; advantages are shared by the segments of a sample.
 
-    `same_weights` are the versions that name the policy as it is before this step. Groups keep their order, so the same
-    journal entry gives the same rows.
+    `same_weights` are the versions that name the policy as it is before this step. `reference_R` are the reference
+    logprobs of the rows that this returns without them, which a KL in the reward needs. Groups keep their order, so
+    the same journal entry gives the same rows.
     """
     samples = [(g, i) for g, group in enumerate(groups) for i in range(len(group.fresh_G))]
-    advantages = grpo_advantages(
-        torch.tensor([groups[g].experience.group.rewards_G[i] for g, i in samples], dtype=torch.float64),
+    rows, samples_R = [], []
+    for b, (g, i) in enumerate(samples):
+        if not groups[g].fresh_G[i]:
+            continue
+        experience = groups[g].experience
+        for segment in experience.group.samples_G[i].segments:
+            if segment.loss_mask_T.any():
+                rows.append(_row(segment, experience.request.sampling.temperature, same_weights))
+                samples_R.append(b)
+    if reference_R is not None:
+        rows = [replace(row, reference_logprobs_T=one) for row, one in zip(rows, reference_R, strict=True)]
+    credits_R = assign_credit(
+        torch.tensor([_reward(groups[g].experience, i, algorithm) for g, i in samples], dtype=torch.float64),
         torch.tensor([g for g, _ in samples], dtype=torch.int64),
         torch.tensor([groups[g].fresh_G[i] for g, i in samples], dtype=torch.bool),
-    ).tolist()
-    rows = []
-    for (g, i), advantage in zip(samples, advantages, strict=True):
-        experience = groups[g].experience
-        if groups[g].fresh_G[i]:
-            temperature = experience.request.sampling.temperature
-            segments = experience.group.samples_G[i].segments
-            rows += [
-                _row(segment, advantage, temperature, same_weights) for segment in segments if segment.loss_mask_T.any()
-            ]
-    return rows
+        samples_R=samples_R,
+        masks_R=[torch.from_numpy(row.mask_T).double() for row in rows],
+        penalties_R=_penalties(rows, algorithm),
+        algorithm=algorithm,
+    )
+    return [replace(row, advantage=credit) for row, credit in zip(rows, credits_R, strict=True)]
 
 
-def _row(segment: Segment, advantage: float, temperature: float, same_weights: Set[int]) -> Row:
+def _reward(experience: Experience, sample: int, algorithm: AlgorithmConfig) -> float:
+    reward = experience.group.rewards_G[sample]
+    if algorithm.overlong_buffer:
+        reward += algorithm.overlong_penalty * overlong_reward(
+            experience.group.samples_G[sample].num_response_tokens,
+            max_tokens=experience.request.sampling.max_tokens,
+            buffer=algorithm.overlong_buffer,
+        )
+    return reward
+
+
+def _penalties(rows: Sequence[Row], algorithm: AlgorithmConfig) -> list[torch.Tensor] | None:
+    if not rows or algorithm.kl_in != "reward" or algorithm.kl_coef == 0:
+        return None
+    return [
+        algorithm.kl_coef
+        * kl_penalties(
+            torch.from_numpy(row.behavior_logprobs_T).double(),
+            torch.from_numpy(row.reference_logprobs_T).double(),
+            torch.from_numpy(row.mask_T),
+            algorithm.kl_estimator,
+        )
+        for row in rows
+        if row.reference_logprobs_T is not None
+    ] or None
+
+
+def _row(segment: Segment, temperature: float, same_weights: Set[int]) -> Row:
     on_policy = np.zeros(len(segment.response_ids_T), np.float32)
     for span in segment.version_spans:
         if span.version in same_weights:
@@ -105,86 +158,140 @@ def _row(segment: Segment, advantage: float, temperature: float, same_weights: S
         segment.behavior_logprobs_T,
         mask,
         on_policy * mask,
-        advantage,
+        0.0,
         temperature,
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """What the weights of tokens depend on besides their own row."""
+
+    tokens: int
+    sequences: int
+    aggregation: Aggregation
+    fixed_length: int | None
+
+
 def make_batch(
-    rows: Sequence[Row], *, world_size: int, max_tokens: int, aggregation: Aggregation
+    rows: Sequence[Row],
+    *,
+    world_size: int,
+    max_tokens: int,
+    aggregation: Aggregation,
+    fixed_length: int | None = None,
 ) -> list[list[MicroBatch]]:
     """Micro-batches for each rank, of at most `max_tokens` padded tokens unless one row alone is longer.
 
-    Rows are dealt longest first to the rank with the fewest tokens; ties by order, so the split is deterministic.
-    Raises ValueError when no row trains a token.
+    The last one of each rank is a boundary. Rows are dealt longest first to the rank with the fewest tokens; ties by
+    order, so the split is deterministic. `fixed_length` is what aggregation fixed_length divides by. Raises ValueError
+    when no row trains a token.
     """
-    total_tokens = sum(row.trained_tokens for row in rows)
-    if total_tokens == 0:
+    whole = _Whole(sum(row.trained_tokens for row in rows), len(rows), aggregation, fixed_length)
+    if whole.tokens == 0:
         raise ValueError("a batch needs at least one trained token")
-    totals = (total_tokens, len(rows))
-    ranks = [_pack(share, max_tokens) for share in _deal(rows, world_size)]
+    ranks = [_pack(rows, share, max_tokens) for share in _deal(rows, world_size)]
     depth = max(len(chunks) for chunks in ranks)
-    filler = [min(rows, key=lambda row: row.length)]
+    shortest = min(range(len(rows)), key=lambda index: rows[index].length)
     batches = []
     for chunks in ranks:
-        micro = [_pad(chunk, totals, aggregation) for chunk in chunks]
-        micro += [_without_loss(_pad(filler, totals, aggregation)) for _ in range(depth - len(chunks))]
+        micro = [_pad(rows, chunk, whole) for chunk in chunks]
+        micro += [_without_loss(_pad(rows, [shortest], whole)) for _ in range(depth - len(chunks))]
+        micro[-1] = replace(micro[-1], boundary=True)
         batches.append(micro)
     return batches
 
 
-def _deal(rows: Sequence[Row], world_size: int) -> list[list[Row]]:
-    shares: list[list[Row]] = [[] for _ in range(world_size)]
+def by_row(
+    rows: Sequence[Row], shares: Sequence[Sequence[MicroBatch]], values: Sequence[Sequence[FloatArray]]
+) -> list[FloatArray]:
+    """What ranks computed for the windows [B, W] of their micro-batches, as one array [T] a row in the rows' order."""
+    found: dict[int, FloatArray] = {}
+    for share, results in zip(shares, values, strict=True):
+        for batch, values_BW in zip(share, results, strict=True):
+            for b, index in enumerate(batch.rows_B.tolist()):
+                if index >= 0:
+                    found[index] = values_BW[b, _place(rows[index], batch.start)]
+    return [found[index] for index in range(len(rows))]
+
+
+def _place(row: Row, start: int) -> slice:
+    """Of a row's response in a window that begins at position `start`."""
+    prompt = len(row.prompt_ids_P)
+    return slice(prompt - 1 - start, row.length - 1 - start)
+
+
+def _deal(rows: Sequence[Row], world_size: int) -> list[list[int]]:
+    shares: list[list[int]] = [[] for _ in range(world_size)]
     load = [0] * world_size
-    for row in sorted(rows, key=lambda row: -row.length):
+    for index in sorted(range(len(rows)), key=lambda index: -rows[index].length):
         rank = load.index(min(load))
-        shares[rank].append(row)
-        load[rank] += row.length
+        shares[rank].append(index)
+        load[rank] += rows[index].length
     return shares
 
 
-def _pack(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
+def _pack(rows: Sequence[Row], share: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Rows come longest first, so the first of a chunk sets its width."""
-    chunks: list[list[Row]] = []
-    for row in rows:
-        if chunks and chunks[-1][0].length * (len(chunks[-1]) + 1) <= max_tokens:
-            chunks[-1].append(row)
+    chunks: list[list[int]] = []
+    for index in share:
+        if chunks and rows[chunks[-1][0]].length * (len(chunks[-1]) + 1) <= max_tokens:
+            chunks[-1].append(index)
         else:
-            chunks.append([row])
+            chunks.append([index])
     return chunks
 
 
-def _pad(rows: Sequence[Row], totals: tuple[int, int], aggregation: Aggregation) -> MicroBatch:
-    width = max(row.length for row in rows)
-    start = min(len(row.prompt_ids_P) for row in rows) - 1
-    ids = np.zeros((len(rows), width), np.int64)
-    attention = np.zeros((len(rows), width), np.int64)
-    window = (len(rows), width - 1 - start)
-    behavior, mask, on_policy = (np.zeros(window, np.float32) for _ in range(3))
-    for i, row in enumerate(rows):
+def _pad(rows: Sequence[Row], chunk: Sequence[int], whole: _Whole) -> MicroBatch:
+    picked = [rows[index] for index in chunk]
+    width = max(row.length for row in picked)
+    start = min(len(row.prompt_ids_P) for row in picked) - 1
+    ids = np.zeros((len(picked), width), np.int64)
+    attention = np.zeros((len(picked), width), np.int64)
+    for i, row in enumerate(picked):
         prompt, end = len(row.prompt_ids_P), row.length
         ids[i, :prompt], ids[i, prompt:end], attention[i, :end] = row.prompt_ids_P, row.response_ids_T, 1
-        place = slice(prompt - 1 - start, end - 1 - start)
-        behavior[i, place], mask[i, place], on_policy[i, place] = row.behavior_logprobs_T, row.mask_T, row.on_policy_T
-    weights = aggregation_weights(
-        torch.from_numpy(mask), total_tokens=totals[0], total_sequences=totals[1], aggregation=aggregation
+    shape = (len(picked), width - 1 - start)
+
+    def window(values_R: Sequence[Credit]) -> FloatArray:
+        values_BW = np.zeros(shape, np.float32)
+        for i, (row, values) in enumerate(zip(picked, values_R, strict=True)):
+            values_BW[i, _place(row, start)] = values
+        return values_BW
+
+    def optional(values_R: Sequence[FloatArray | None]) -> FloatArray | None:
+        given = [values for values in values_R if values is not None]
+        return window(given) if len(given) == len(picked) else None
+
+    mask_BW = window([row.mask_T for row in picked])
+    return MicroBatch(
+        input_ids_BL=ids,
+        attention_mask_BL=attention,
+        start=start,
+        behavior_logprobs_BW=window([row.behavior_logprobs_T for row in picked]),
+        mask_BW=mask_BW,
+        weights_BW=_weights(mask_BW, whole),
+        on_policy_BW=window([row.on_policy_T for row in picked]),
+        advantages_BW=window([row.advantage for row in picked]),
+        temperatures_B=np.array([row.temperature for row in picked], np.float32),
+        rows_B=np.array(chunk, np.int64),
+        reference_logprobs_BW=optional([row.reference_logprobs_T for row in picked]),
+        proximal_logprobs_BW=optional([row.proximal_logprobs_T for row in picked]),
+    )
+
+
+def _weights(mask_BW: FloatArray, whole: _Whole) -> FloatArray:
+    weights_BW: FloatArray = aggregation_weights(
+        torch.from_numpy(mask_BW),
+        total_tokens=whole.tokens,
+        total_sequences=whole.sequences,
+        aggregation=whole.aggregation,
+        fixed_length=whole.fixed_length,
     ).numpy()
-    advantages = np.array([row.advantage for row in rows], np.float32)
-    temperatures = np.array([row.temperature for row in rows], np.float32)
-    return MicroBatch(ids, attention, start, behavior, mask, weights, on_policy, advantages, temperatures)
+    return weights_BW
 
 
 def _without_loss(batch: MicroBatch) -> MicroBatch:
     """A rank with less work still takes part in every reduction, with a batch that weighs nothing."""
     zero = np.zeros_like(batch.mask_BW)
-    return MicroBatch(
-        batch.input_ids_BL,
-        batch.attention_mask_BL,
-        batch.start,
-        batch.behavior_logprobs_BW,
-        zero,
-        zero,
-        zero,
-        batch.advantages_B,
-        batch.temperatures_B,
-    )
+    return replace(batch, mask_BW=zero, weights_BW=zero, on_policy_BW=zero, rows_B=np.full_like(batch.rows_B, -1))

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from rollout.config import ModelConfig, Name, RedisConfig, Settings
+from trainer.algorithm import GROUP_ADVANTAGES, AlgorithmConfig
 
 
 class PromptsConfig(Settings):
@@ -47,31 +48,6 @@ class RewardUse(Settings):
 
     name: Name
     params: dict[str, object] = Field(default_factory=dict)
-
-
-class AlgorithmConfig(Settings):
-    """How the policy is updated."""
-
-    advantage: Literal["grpo"] = "grpo"
-    loss: Literal["ppo_clip"] = "ppo_clip"
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    clip_high: float = Field(default=0.2, gt=0, lt=10)
-    correction: Literal["none", "tis", "behavior"] = "tis"
-    """tis: truncated importance sampling from behaviour to the policy at the start of the step. behavior: the clipped
-    ratio is to the behaviour policy itself (plain PPO). none: experience counts as on-policy."""
-    tis_cap: float = Field(default=2.0, ge=1)
-    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the reference KL in the loss; 0 needs no reference group."""
-    kl_estimator: Literal["k2", "k3"] = "k3"
-    """k2 pulls along the gradient of KL(policy || reference); k3, as in GRPO, along that of KL(reference || policy)."""
-
-    @field_validator("kl_estimator", mode="before")
-    @classmethod
-    def _has_a_gradient(cls, value: object) -> object:
-        if value == "k1":
-            raise ValueError("kl_estimator=k1 does nothing in a loss, its gradient's expectation is 0: use k2 or k3")
-        return value
 
 
 class StalenessConfig(Settings):
@@ -204,11 +180,34 @@ class TrainOptions(Settings):
             raise ValueError(
                 f"staleness.min_group_samples={self.staleness.min_group_samples} is above sampling.n={self.sampling.n}"
             )
-        if self.algorithm.advantage == "grpo" and self.sampling.n < 2:
-            raise ValueError(f"algorithm.advantage=grpo compares samples of a group, but sampling.n={self.sampling.n}")
         if self.push.backend == "nccl" and self.workers.device == "cpu":
             raise ValueError("push.backend=nccl needs workers.device=cuda, but it is cpu")
         return self
+
+    @model_validator(mode="after")
+    def _algorithm_fits(self) -> "TrainOptions":
+        algorithm, n, max_tokens = self.algorithm, self.sampling.n, self.sampling.max_tokens
+        if algorithm.advantage == "gae":
+            raise ValueError("algorithm.advantage=gae needs the values of a critic, but there is no critic")
+        if algorithm.advantage in GROUP_ADVANTAGES and n < 2:
+            raise ValueError(
+                f"algorithm.advantage={algorithm.advantage} compares samples of a group, but sampling.n={n}"
+            )
+        if algorithm.minibatches > self.batch_groups * n:
+            raise ValueError(
+                f"algorithm.minibatches={algorithm.minibatches} is above the samples of a step,"
+                f" batch_groups={self.batch_groups} x sampling.n={n}"
+            )
+        if algorithm.overlong_buffer > max_tokens:
+            raise ValueError(
+                f"algorithm.overlong_buffer={algorithm.overlong_buffer} is above sampling.max_tokens={max_tokens}"
+            )
+        return self
+
+    @property
+    def max_filtered_groups(self) -> int:
+        """Of dynamic sampling, for one step; 0 without it."""
+        return self.algorithm.max_filtered_batches * self.batch_groups if self.algorithm.dynamic_sampling else 0
 
 
 class TrainConfig(TrainOptions):

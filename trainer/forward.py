@@ -1,12 +1,14 @@
 """One forward pass of a micro-batch: logits of the window where responses are predicted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.batch import MicroBatch
+from trainer.batch import FloatArray, MicroBatch
+from trainer.loss import token_logprobs
 
 
 def window_logits(model: Callable[..., Any], batch: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -21,6 +23,16 @@ def window_logits(model: Callable[..., Any], batch: MicroBatch, device: torch.de
     ).logits[:, :-1]
     temperatures = torch.tensor(batch.temperatures_B, device=device)
     return logits.float() / temperatures[:, None, None], ids_BL[:, batch.start + 1 :]
+
+
+def window_logprobs(model: Callable[..., Any], batches: Sequence[MicroBatch], device: torch.device) -> list[FloatArray]:
+    """Logprobs [B, W] of the tokens of each micro-batch's window, without gradient."""
+    results = []
+    with torch.no_grad():
+        for batch in batches:
+            values = token_logprobs(*window_logits(model, batch, device))
+            results.append(np.asarray(values.cpu().numpy(), np.float32))
+    return results
 
 
 def sequence_logprobs(model: Callable[..., Any], token_ids: tuple[int, ...], device: torch.device) -> list[float]:

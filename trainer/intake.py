@@ -3,17 +3,18 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import structlog
 
 from rollout.queue import RolloutQueue
-from rollout.staleness import judge
+from rollout.staleness import StalenessVerdict, judge
 from rollout.types import Experience, Group, GroupState, Sampling
 from trainer.batch import FreshGroup
 from trainer.config import StalenessConfig
+from trainer.shaping import is_flat
 from trainer.starvation import Starvation
 
 log = structlog.get_logger(__name__)
@@ -27,12 +28,19 @@ class Intake:
 
     groups: list[FreshGroup] = field(default_factory=list)
     stale_ids: list[str] = field(default_factory=list)
+    filtered_ids: list[str] = field(default_factory=list)
+    """Dropped by dynamic sampling: their fresh rewards are all equal."""
     dead: dict[str, str] = field(default_factory=dict)
     """Group id -> why it cannot be trained."""
     stale_tokens: int = 0
     """Response tokens of the stale groups."""
     ages: dict[int, int] = field(default_factory=dict)
     """Staleness histogram: age in versions -> samples, the masked ones included."""
+
+    @property
+    def usable(self) -> int:
+        """Groups that show that the run gets what it can train, or could have."""
+        return len(self.groups) + len(self.stale_ids) + len(self.filtered_ids)
 
 
 def defect(experience: Experience) -> str | None:
@@ -61,8 +69,13 @@ def _group_defect(group: Group) -> str | None:
     return None
 
 
-def add(intake: Intake, experience: Experience, *, version: int, staleness: StalenessConfig) -> None:
-    """Judge one group and file it under trained, stale or dead."""
+def add(
+    intake: Intake, experience: Experience, *, version: int, staleness: StalenessConfig, max_filtered: int = 0
+) -> None:
+    """Judge one group and file it under trained, stale, filtered or dead.
+
+    Filtering stops at `max_filtered` groups. It looks at the verifier's rewards as they are, before any penalty.
+    """
     if (reason := defect(experience)) is not None:
         intake.dead[experience.group_id] = reason
         return
@@ -77,8 +90,14 @@ def add(intake: Intake, experience: Experience, *, version: int, staleness: Stal
     if verdict.stale:
         intake.stale_ids.append(experience.group_id)
         intake.stale_tokens += sum(sample.num_response_tokens for sample in experience.group.samples_G)
+    elif len(intake.filtered_ids) < max_filtered and is_flat(_fresh_rewards(experience.group, verdict)):
+        intake.filtered_ids.append(experience.group_id)
     else:
         intake.groups.append(FreshGroup(experience, verdict.fresh_G))
+
+
+def _fresh_rewards(group: Group, verdict: StalenessVerdict) -> list[float]:
+    return [reward for reward, fresh in zip(group.rewards_G, verdict.fresh_G, strict=True) if fresh]
 
 
 async def collect(
@@ -91,10 +110,12 @@ async def collect(
     stall_s: float,
     starvation: Starvation,
     stopped: Callable[[], bool],
+    max_filtered: int = 0,
 ) -> Intake | None:
     """Oldest groups first, until `batch_groups` can be trained; None when `stopped` says so before.
 
-    What is stale or dead leaves the queue at once. Raises Fenced, NothingToTrain.
+    What is stale, filtered (at most `max_filtered` groups) or dead leaves the queue at once, which makes room for
+    others to be generated. Raises Fenced, NothingToTrain.
     """
     intake = Intake()
     waiting = time.monotonic()
@@ -102,14 +123,17 @@ async def collect(
         if stopped():
             return None
         leased = await queue.lease_experience(token, count=batch_groups - len(intake.groups))
-        settled = (len(intake.stale_ids), len(intake.dead))
-        usable = len(intake.groups) + len(intake.stale_ids)
+        stale, filtered, dead, usable = len(intake.stale_ids), len(intake.filtered_ids), len(intake.dead), intake.usable
         for experience in leased:
-            add(intake, experience, version=version, staleness=staleness)
+            add(intake, experience, version=version, staleness=staleness, max_filtered=max_filtered)
         await settle_dropped(
-            queue, token, intake.stale_ids[settled[0] :], dict(list(intake.dead.items())[settled[1] :])
+            queue,
+            token,
+            stale_ids=intake.stale_ids[stale:],
+            filtered_ids=intake.filtered_ids[filtered:],
+            dead=dict(list(intake.dead.items())[dead:]),
         )
-        if len(intake.groups) + len(intake.stale_ids) > usable:
+        if intake.usable > usable:
             starvation.fed()
         await starvation.check()
         if leased:
@@ -125,7 +149,10 @@ async def collect(
 async def recollect(
     queue: RolloutQueue, token: int, group_ids: Sequence[str], *, version: int, staleness: StalenessConfig
 ) -> Intake:
-    """The groups of a journaled step again, in its order and judged as of its version. Raises Fenced."""
+    """The groups of a journaled step again, in its order and judged as of its version; none is filtered any more.
+
+    Raises Fenced.
+    """
     found = {e.group_id: e for e in await queue.lease_experience(token, count=len(group_ids), group_ids=group_ids)}
     intake = Intake()
     for group_id in group_ids:
@@ -136,10 +163,19 @@ async def recollect(
     return intake
 
 
-async def settle_dropped(queue: RolloutQueue, token: int, stale_ids: Sequence[str], dead: dict[str, str]) -> None:
+async def settle_dropped(
+    queue: RolloutQueue,
+    token: int,
+    *,
+    stale_ids: Sequence[str],
+    filtered_ids: Sequence[str],
+    dead: Mapping[str, str],
+) -> None:
     """End groups that will not be trained. Raises Fenced."""
     if stale_ids:
         await queue.settle(token, stale_ids, GroupState.STALE, reason="too few samples within staleness.max_age")
+    if filtered_ids:
+        await queue.settle(token, filtered_ids, GroupState.FILTERED, reason="algorithm.dynamic_sampling: equal rewards")
     for group_id, reason in dead.items():
         log.warning("group cannot be trained", group=group_id, reason=reason)
         await queue.settle(token, [group_id], GroupState.DEAD, reason=reason)

@@ -31,6 +31,8 @@ class JournalEntry:
     dead_ids: tuple[str, ...]
     """Dropped: not trainable."""
     seed: int
+    filtered_ids: tuple[str, ...] = ()
+    """Dropped: dynamic sampling."""
 
 
 class Journal:
@@ -112,4 +114,5 @@ def _entry(line: bytes) -> JournalEntry:
         stale_ids=tuple(raw["stale_ids"]),
         dead_ids=tuple(raw["dead_ids"]),
         seed=int(raw["seed"]),
+        filtered_ids=tuple(raw.get("filtered_ids", ())),
     )

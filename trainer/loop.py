@@ -159,7 +159,8 @@ class TrainingLoop:
         groups = intake.groups
         if entry is None:
             await asyncio.to_thread(self._parts.journal.append, self._entry(step, version, intake))
-        result = await self._update(groups, step) if groups else Update(False, {})
+        seed = entry.seed if entry else self._config.seed
+        result = await self._update(groups, step, seed) if groups else Update(False, {})
         self.progress.step = step
         await self._account(groups, step, result)
         stepped = time.monotonic()
@@ -198,12 +199,19 @@ class TrainingLoop:
                 batch_groups=config.batch_groups,
                 version=version,
                 staleness=config.staleness,
+                max_filtered=config.max_filtered_groups,
                 stall_s=config.stall_s,
                 starvation=self._starvation,
                 stopped=self._stopping.is_set,
             )
         # A crash may have come between the journal and the settling of what it dropped.
-        await settle_dropped(parts.queue, parts.token, entry.stale_ids, dict.fromkeys(entry.dead_ids, "journaled"))
+        await settle_dropped(
+            parts.queue,
+            parts.token,
+            stale_ids=entry.stale_ids,
+            filtered_ids=entry.filtered_ids,
+            dead=dict.fromkeys(entry.dead_ids, "journaled"),
+        )
         return await recollect(parts.queue, parts.token, entry.group_ids, version=version, staleness=config.staleness)
 
     def _entry(self, step: int, version: int, intake: Intake) -> JournalEntry:
@@ -214,12 +222,14 @@ class TrainingLoop:
             stale_ids=tuple(intake.stale_ids),
             dead_ids=tuple(intake.dead),
             seed=self._config.seed,
+            filtered_ids=tuple(intake.filtered_ids),
         )
 
-    async def _update(self, groups: Sequence[FreshGroup], step: int) -> Update:
+    async def _update(self, groups: Sequence[FreshGroup], step: int, seed: int) -> Update:
         return await update(
             groups,
             step=step,
+            seed=seed,
             same_weights=self._same_weights,
             config=self._config,
             policy=self._parts.policy,

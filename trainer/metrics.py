@@ -131,5 +131,6 @@ def staleness_metrics(intake: Intake) -> dict[str, Any]:
         "staleness_max": max(intake.ages, default=0),
         "stale_groups": len(intake.stale_ids),
         "stale_tokens": intake.stale_tokens,
+        "filtered_groups": len(intake.filtered_ids),
         "dead_groups": len(intake.dead),
     }

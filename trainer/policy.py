@@ -19,13 +19,15 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from rollout.errors import ConfigError
 from rollout.weights import Bucket, TensorSpec
+from trainer.algorithm import AlgorithmConfig
 from trainer.artefact import write_text, write_weights
-from trainer.batch import MicroBatch
-from trainer.config import AlgorithmConfig, OptimizerConfig, WorkersConfig
+from trainer.batch import FloatArray, MicroBatch
+from trainer.config import OptimizerConfig, WorkersConfig
 from trainer.errors import CheckpointError
-from trainer.forward import sequence_logprobs, window_logits
+from trainer.forward import sequence_logprobs, window_logits, window_logprobs
 from trainer.models import load_policy, read_companions
 from trainer.objective import Sums, add_sums, micro_batch_loss
+from trainer.snapshot import Snapshot
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 RNG_FILE = "rng-{rank:05d}.safetensors"
@@ -46,13 +48,15 @@ class PolicySpec:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One update on one rank."""
+    """The updates of one batch on one rank."""
 
     applied: bool
-    """False when a loss or gradient was not finite on any rank: weights and optimizer are untouched."""
+    """False when a loss or gradient was not finite on any rank: weights and optimizer are as before the batch."""
     grad_norm: float
-    """Global, before clipping; inf when not applied."""
+    """Global, before clipping, the largest of the updates; inf when not applied."""
     sums: Sums
+    updates: int = 1
+    """Optimizer steps tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,29 +101,50 @@ class PolicyCore:
             self._model.train()  # in eval mode layers are not checkpointed
         self._engine = _start_engine(self._model, spec)
 
+    def logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
+        """Logprobs [B, W] of each micro-batch's window under the weights as they are."""
+        return window_logprobs(self._model, batches, self.device)
+
     def update(
         self, batches: Sequence[MicroBatch], *, lr: float, before_step: Callable[[Any], None] | None = None
     ) -> StepResult:
-        """Accumulate gradients over this rank's micro-batches, reduce them over ranks and take one AdamW step.
+        """Take one AdamW step a minibatch, each of this rank's micro-batches up to a boundary, reduced over ranks.
 
-        `before_step` sees the model between backward and step.
+        An update that is not finite ends the batch and undoes those before it. `before_step` sees the model between
+        backward and step. Raises ValueError when gradients would be left over at the end.
         """
+        if not batches or not batches[-1].boundary:
+            raise ValueError("the last micro-batch of a step has to be a boundary")
         sums: Sums = {}
-        for index, batch in enumerate(batches):
-            self._engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
-            logits, targets = window_logits(self._engine, batch, self.device)
-            loss, more = micro_batch_loss(logits, targets, batch, self._spec.algorithm)
-            add_sums(sums, more)
-            if not math.isfinite(more["loss"]):
-                loss = loss * math.nan  # a bad loss with a finite gradient must not pass: all ranks see the nan
-            # Ranks average their gradients but the weights of the tokens add up over ranks.
-            self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
-        if before_step is not None:
-            before_step(self._model)
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = lr
-        applied, norm = self._step()
-        return StepResult(applied, norm, sums)
+        norms: list[float] = []
+        wanted = sum(batch.boundary for batch in batches)
+        before = Snapshot(self._model, _adam(self._engine, self._spec.workers)) if wanted > 1 else None
+        for batch in batches:
+            self._backward(batch, sums)
+            if not batch.boundary:
+                continue
+            if before_step is not None:
+                before_step(self._model)
+            for group in self._engine.optimizer.param_groups:
+                group["lr"] = lr
+            applied, norm = self._step()
+            norms.append(norm)
+            if not applied:
+                if before is not None:
+                    before.restore()
+                return StepResult(False, math.inf, sums, len(norms))
+        return StepResult(True, max(norms), sums, len(norms))
+
+    def _backward(self, batch: MicroBatch, sums: Sums) -> None:
+        """Add a micro-batch's gradients; ranks reduce them at a boundary."""
+        self._engine.set_gradient_accumulation_boundary(batch.boundary)
+        logits, targets = window_logits(self._engine, batch, self.device)
+        loss, more = micro_batch_loss(logits, targets, batch, self._spec.algorithm)
+        add_sums(sums, more)
+        if not math.isfinite(more["loss"]):
+            loss = loss * math.nan  # a bad loss with a finite gradient must not pass: all ranks see the nan
+        # Ranks average their gradients but the weights of the tokens add up over ranks.
+        self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
 
     def _step(self) -> tuple[bool, float]:
         """Whether the step was taken, and the gradient norm."""
@@ -234,9 +259,14 @@ def _gather_optimizer(engine: Any, workers: WorkersConfig) -> dict[str, torch.Te
     return state
 
 
+def _adam(engine: Any, workers: WorkersConfig) -> torch.optim.Optimizer:
+    """torch's optimizer below DeepSpeed's."""
+    adam: torch.optim.Optimizer = engine.optimizer.optimizer if _sharded(workers) else engine.optimizer
+    return adam
+
+
 def _adam_step(engine: Any, workers: WorkersConfig) -> float:
-    base = engine.optimizer.optimizer if _sharded(workers) else engine.optimizer
-    steps = [float(entry["step"]) for entry in base.state.values() if "step" in entry]
+    steps = [float(entry["step"]) for entry in _adam(engine, workers).state.values() if "step" in entry]
     return max(steps, default=0.0)
 
 
@@ -264,10 +294,10 @@ def _scatter_optimizer(engine: Any, workers: WorkersConfig, state: dict[str, tor
 
 def _create_optimizer_state(engine: Any, workers: WorkersConfig, step: float) -> None:
     """AdamW makes its state at the first step; a restored run needs it before that."""
-    base = engine.optimizer.optimizer if _sharded(workers) else engine.optimizer
-    for group in base.param_groups:
+    adam = _adam(engine, workers)
+    for group in adam.param_groups:
         for parameter in group["params"]:
-            base.state[parameter] = {
+            adam.state[parameter] = {
                 "step": torch.tensor(step, dtype=torch.float32),
                 **{moment: torch.zeros_like(parameter) for moment in _MOMENTS},
             }

@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from trainer.batch import FloatArray, MicroBatch
 from trainer.config import WorkersConfig
-from trainer.forward import window_logits
-from trainer.loss import token_logprobs
+from trainer.forward import window_logprobs
 from trainer.models import load_policy
 
 
@@ -23,9 +21,4 @@ class ReferenceCore:
 
     def logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
         """Reference logprobs [B, W] of each micro-batch's window."""
-        results = []
-        with torch.no_grad():
-            for batch in batches:
-                values = token_logprobs(*window_logits(self._model, batch, self._device))
-                results.append(np.asarray(values.cpu().numpy(), np.float32))
-        return results
+        return window_logprobs(self._model, batches, self._device)

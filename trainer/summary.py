@@ -18,6 +18,7 @@ def add_step(totals: Totals, record: Mapping[str, Any]) -> None:
         "trained_tokens",
         "stale_groups",
         "stale_tokens",
+        "filtered_groups",
         "dead_groups",
         "masked_samples",
     ):
@@ -61,6 +62,7 @@ def summarise(
         "evaluations": list(evaluations),
         "groups_trained": int(totals.get("groups", 0)),
         "groups_stale": int(totals.get("stale_groups", 0)),
+        "groups_filtered": int(totals.get("filtered_groups", 0)),
         "groups_dead": int(totals.get("dead_groups", 0)),
         "samples_trained": int(totals.get("samples", 0)),
         "samples_masked": int(totals.get("masked_samples", 0)),

@@ -74,6 +74,10 @@ class PolicyWorker(Worker):
         return self._core.update(batches, lr=lr)
 
     @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
+    def logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
+        return self._core.logprobs(batches)
+
+    @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
     def export(
         self, directory: str, bucket_bytes: int, canary: Sequence[tuple[int, ...]]
     ) -> tuple[ExportResult, list[list[float]]]:

@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from rollout.errors import NightshiftError
 from tests.tiny_models import ARCHITECTURES, Architecture, build_policy, build_tokenizer
+from trainer.algorithm import AlgorithmConfig
 from trainer.batch import Row, make_batch
-from trainer.config import AlgorithmConfig, OptimizerConfig, WorkersConfig
+from trainer.config import OptimizerConfig, WorkersConfig
 from trainer.errors import ModelError, WorkerDied
 from trainer.models import load_policy
 from trainer.objective import metrics_of
@@ -135,7 +136,7 @@ def test_a_batch_that_is_not_finite_leaves_weights_and_optimizer_alone(
     assert core.update(shares()[0], lr=1e-3).applied
     before, logprobs = saved_state(core, tmp_path / "before"), core.canary_logprobs(CANARY)
     poisoned = shares()[0]
-    poisoned[1].advantages_B[0] = np.inf
+    poisoned[1].advantages_BW[0] = np.inf
     result = core.update(poisoned, lr=1e-3)
     assert not result.applied
     assert core.canary_logprobs(CANARY) == logprobs

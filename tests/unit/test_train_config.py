@@ -28,6 +28,30 @@ BASE: dict[str, Any] = {
         ({"push": {"op_timeout_s": 20}}, "must be above op_timeout_s=20"),
         ({"algorithm": {"clip_low": 1.0}}, "less than 1"),
         ({"algorithm": {"kl_estimator": "k1"}}, "its gradient's expectation is 0: use k2 or k3"),
+        ({"algorithm": {"kl_estimator": "k1"}}, "kl_estimator=k1 does nothing with kl_in=loss"),
+        ({"algorithm": {"advantage": "ppo"}}, r"algorithm.advantage\n  Input should be 'grpo', 'dr_grpo', 'rloo'"),
+        ({"algorithm": {"loss": "ppo"}}, "Input should be 'ppo_clip', 'gspo' or 'cispo'"),
+        ({"algorithm": {"correction": "is"}}, "Input should be 'none', 'tis', 'tis_sequence', 'icepop'"),
+        ({"algorithm": {"advantage": "gae"}}, r"algorithm.advantage=gae needs .* critic"),
+        ({"algorithm": {"loss": "gspo"}}, "loss=gspo .* aggregation=token_mean: use sequence_mean"),
+        (
+            {"algorithm": {"loss": "gspo", "aggregation": "sequence_mean"}},
+            "loss=gspo .* correction=tis weighs every token .*: use tis_sequence, behavior or none",
+        ),
+        ({"algorithm": {"loss": "cispo", "dual_clip": 3.0}}, "dual_clip=3.0 .* loss=cispo"),
+        ({"algorithm": {"dual_clip": 1.0}}, "greater than 1"),
+        (
+            {"algorithm": {"advantage": "reinforce_pp", "dynamic_sampling": True}},
+            "dynamic_sampling=true .* advantage=reinforce_pp",
+        ),
+        (
+            {"algorithm": {"minibatches": 65}, "batch_groups": 8},
+            r"minibatches=65 is above .* batch_groups=8 x sampling.n=8",
+        ),
+        (
+            {"algorithm": {"overlong_buffer": 9}, "sampling": {"max_tokens": 8}},
+            r"overlong_buffer=9 is above sampling.max_tokens=8",
+        ),
         ({"steps": 0}, "greater than or equal to 1"),
         ({"stepz": 3}, "Extra inputs are not permitted"),
         ({"run": "Not A Name"}, "String should match"),
@@ -36,6 +60,29 @@ BASE: dict[str, Any] = {
 def test_a_setting_that_cannot_work_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         TrainConfig.model_validate({**BASE, **change})
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"])
+def test_a_method_that_compares_samples_needs_two_of_them(advantage: str) -> None:
+    one = {"sampling": {"n": 1}, "staleness": {"min_group_samples": 1}}
+    with pytest.raises(ValidationError, match=rf"algorithm.advantage={advantage} compares samples .* sampling.n=1"):
+        TrainConfig.model_validate({**BASE, **one, "algorithm": {"advantage": advantage}})
+    assert TrainConfig.model_validate({**BASE, **one, "algorithm": {"advantage": "reinforce_pp"}}).sampling.n == 1
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"loss": "gspo", "aggregation": "sequence_mean", "correction": "tis_sequence", "clip_low": 3e-4},
+        {"loss": "cispo", "correction": "behavior", "advantage": "rloo"},
+        {"kl_estimator": "k1", "kl_in": "reward", "kl_coef": 0.01, "advantage": "reinforce_pp"},
+        {"dynamic_sampling": True, "clip_high": 0.28, "overlong_buffer": 16, "dual_clip": 10.0},
+        {"correction": "decoupled", "ppo_epochs": 2, "minibatches": 4, "sequence_mask": "geometric"},
+    ],
+)
+def test_a_combination_that_makes_sense_is_accepted(algorithm: dict[str, Any]) -> None:
+    config = TrainConfig.model_validate({**BASE, "algorithm": algorithm})
+    assert TrainConfig.model_validate_json(config.model_dump_json()) == config
 
 
 def test_the_defaults_are_consistent_and_survive_json() -> None:

@@ -37,7 +37,7 @@ def test_every_trained_token_is_in_exactly_one_micro_batch_at_its_place(
             kept = batch.mask_BW[b] > 0
             seen += targets[b][kept].tolist()
             assert (batch.behavior_logprobs_BW[b][kept] == -targets[b][kept]).all()
-            assert (batch.advantages_B[b] == targets[b][kept] // 1000 - 1).all()
+            assert (batch.advantages_BW[b][kept] == targets[b][kept] // 1000 - 1).all()
     assert sorted(seen) == sorted(int(t) for row in rows for t in row.response_ids_T)
     weights = sum(float(batch.weights_BW.sum()) for share in shares for batch in share)
     assert weights == pytest.approx(1.0, abs=1e-5)

@@ -1,6 +1,7 @@
 """Journal and checkpoints survive what crashes leave behind."""
 
 import asyncio
+import json
 import shutil
 import threading
 from dataclasses import replace
@@ -31,6 +32,18 @@ def test_a_journal_gives_back_its_entries_in_order(tmp_path: Path) -> None:
         journal.append(an_entry(step))
     journal.close()
     assert Journal(tmp_path / "journal.jsonl").after(1) == [an_entry(2), an_entry(3)]
+
+
+def test_a_journal_keeps_what_dynamic_sampling_dropped_and_reads_entries_without_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    filtered = replace(an_entry(2), filtered_ids=("f",))
+    journal.append(an_entry(1))
+    journal.append(filtered)
+    journal.close()
+    first, second = (tmp_path / "journal.jsonl").read_text().splitlines()
+    older = {key: value for key, value in json.loads(first).items() if key != "filtered_ids"}
+    (tmp_path / "journal.jsonl").write_text(f"{json.dumps(older)}\n{second}\n")
+    assert Journal(tmp_path / "journal.jsonl").after(0) == [an_entry(1), filtered]
 
 
 def test_a_torn_last_line_is_cut_off_and_overwritten(tmp_path: Path) -> None:

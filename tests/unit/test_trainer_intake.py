@@ -1,11 +1,14 @@
 """What becomes of the tokens of groups that are too old."""
 
+from dataclasses import replace
+
 from rollout.memory_queue import MemoryQueue
 from rollout.types import Experience, Purpose
 from tests.queue_records import a_group, a_request
 from trainer.config import StalenessConfig
-from trainer.intake import Intake, add
+from trainer.intake import Intake, add, collect, recollect
 from trainer.metrics import PushTotals, staleness_metrics
+from trainer.starvation import Starvation
 from trainer.summary import Totals, add_step, summarise
 
 
@@ -41,3 +44,68 @@ async def test_tokens_of_stale_groups_reach_the_summary() -> None:
         wall_s=1.0,
     )
     assert (summary["groups_stale"], summary["tokens_stale"]) == (4, 28)
+
+
+async def collected(queue: MemoryQueue, token: int, *, max_filtered: int) -> Intake:
+    intake = await collect(
+        queue,
+        token,
+        batch_groups=2,
+        version=0,
+        staleness=StalenessConfig(),
+        max_filtered=max_filtered,
+        stall_s=60,
+        starvation=Starvation(queue, limit=99),
+        stopped=lambda: False,
+    )
+    assert intake is not None
+    return intake
+
+
+async def scored(*rewards: tuple[float, float]) -> tuple[MemoryQueue, int, list[str]]:
+    queue = MemoryQueue("run")
+    token = await queue.acquire_writer("trainer", ttl_s=60)
+    ids = (await queue.submit([a_request(i) for i in range(len(rewards))])).group_ids
+    leases = await queue.lease("engine", count=len(rewards), lease_s=60, purposes=[Purpose.TRAIN])
+    for lease, pair in zip(leases, rewards, strict=True):
+        await queue.complete(lease, a_group(rewards=pair))
+    return queue, token, list(ids)
+
+
+FLAT, VARIED = (1.0, 1.0), (0.0, 1.0)
+
+
+async def test_dynamic_sampling_replaces_groups_without_variance_and_the_ledger_counts_them() -> None:
+    queue, token, ids = await scored(FLAT, VARIED, (0.0, 0.0), VARIED)
+    intake = await collected(queue, token, max_filtered=8)
+    assert [g.experience.group_id for g in intake.groups] == [ids[1], ids[3]]
+    assert intake.filtered_ids == [ids[0], ids[2]]
+    ledger = await queue.ledger()
+    assert (ledger.filtered, ledger.experience, ledger.balance) == (2, 2, 0)
+    assert ledger == await queue.audit()
+    assert staleness_metrics(intake)["filtered_groups"] == 2
+    again = await recollect(queue, token, [ids[1], ids[3]], version=0, staleness=StalenessConfig())
+    assert [g.experience.group_id for g in again.groups] == [ids[1], ids[3]]
+
+
+async def test_beyond_the_limit_groups_without_variance_fill_the_batch() -> None:
+    queue, token, ids = await scored(FLAT, FLAT, FLAT)
+    intake = await collected(queue, token, max_filtered=1)
+    assert intake.filtered_ids == ids[:1]
+    assert [g.experience.group_id for g in intake.groups] == ids[1:]
+
+
+async def test_without_dynamic_sampling_nothing_is_filtered() -> None:
+    queue, token, ids = await scored(FLAT, VARIED)
+    intake = await collected(queue, token, max_filtered=0)
+    assert ([g.experience.group_id for g in intake.groups], intake.filtered_ids) == (ids, [])
+
+
+async def test_masked_samples_do_not_make_a_group_varied() -> None:
+    intake = Intake()
+    (one,) = await experiences(5)
+    old = a_group(version=0, rewards=(9.0, 9.0)).samples_G[0]
+    group = a_group(3, version=5, rewards=(1.0, 1.0, 0.0))
+    mixed = replace(group, samples_G=(*group.samples_G[:2], old))
+    add(intake, replace(one, group=mixed), version=5, staleness=StalenessConfig(max_age=1), max_filtered=1)
+    assert intake.filtered_ids == [one.group_id]
