@@ -8,7 +8,7 @@ from trainer.batch import FreshGroup, make_batch, rows_of
 from trainer.config import TrainConfig
 from trainer.objective import Sums, add_sums, metrics_of
 from trainer.policy import StepResult
-from trainer.roles import RoleGroup
+from trainer.worker_group import WorkerGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ async def update(
     step: int,
     same_weights: Set[int],
     config: TrainConfig,
-    policy: RoleGroup,
-    reference: RoleGroup | None,
+    policy: WorkerGroup,
+    reference: WorkerGroup | None,
 ) -> Update:
     """Score and train one batch. Raises WorkerDied."""
     rows = rows_of(groups, same_weights=same_weights)

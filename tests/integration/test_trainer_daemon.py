@@ -222,7 +222,7 @@ async def test_a_checkpoint_that_an_earlier_trainer_wrote_while_this_one_waited_
         (directory / "policy" / "model.safetensors").write_bytes(b"weights")
 
     monkeypatch.setattr(daemon_module, "joined_ray", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(daemon_module, "_train", train)
+    monkeypatch.setattr(daemon_module, "train", train)
     queue = RedisQueue(redis_store, config.run)
     token = await queue.acquire_writer("earlier", ttl_s=20)
     refused = asyncio.Event()
@@ -245,7 +245,7 @@ async def test_a_run_directory_in_use_by_a_trainer_of_another_redis_is_refused(
 
     config = train_config(tmp_path, redis_store.config, "shared-dir", model_dir, writer_ttl_s=1.1)
     monkeypatch.setattr(daemon_module, "joined_ray", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(daemon_module, "_train", train)
+    monkeypatch.setattr(daemon_module, "train", train)
     config.run_dir.mkdir(parents=True)
     async with run_lock(config.run_dir, patience_s=1):
         with pytest.raises(ConfigError, match="another trainer on this machine uses it"):
