@@ -74,7 +74,7 @@ async def _session(config: TrainConfig) -> int:
         inputs = Inputs(prompts, eval_prompts, checkpoints, checkpoint)
         _keep_config(config)
         feed = Feeder(claim.queue, prompts, config, cursor=inputs.cursor)
-        await train(stack, config, claim, inputs, signals, feed, roles)
+        await train(stack, config, claim, inputs, signals, feed=feed, groups=roles)
     return 0
 
 
@@ -97,14 +97,14 @@ async def _replay(config: TrainConfig, file: Path) -> int:
         queue = ReplayQueue(recording, config.run, start=inputs.cursor, token=token)
         log.info("replaying", file=str(file), of_run=recording.name.run, groups=len(recording), at=inputs.cursor)
         _keep_config(config)
-        groups: "GroupStarter" = in_process
+        groups: GroupStarter = in_process
         if config.workers.world_size > 1:
             from trainer import roles
 
             _join_ray(stack, config, signals)
             groups = roles
         claim, feed = Claim(queue, LocalBoard(), token), ReplayFeed(queue, cursor=inputs.cursor)
-        await train(stack, config, claim, inputs, signals, feed, groups)
+        await train(stack, config, claim, inputs, signals, feed=feed, groups=groups)
     return 0
 
 

@@ -57,6 +57,7 @@ async def train(
     claim: Claim,
     inputs: Inputs,
     signals: Signals,
+    *,
     feed: Feed,
     groups: "GroupStarter",
 ) -> None:

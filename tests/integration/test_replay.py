@@ -1,13 +1,12 @@
 """A replay in this process: the same weights every time, also after an end at any moment of a step."""
 
+import asyncio
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from rollout.errors import ConfigError
 from rollout.recording import RecordingWriter
@@ -19,14 +18,8 @@ from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.errors import CheckpointError
 from trainer.milestone import Milestone
-from trainer.policy import join_group
 
-
-@pytest.fixture(scope="module", autouse=True)
-def single_rank() -> Iterator[None]:
-    join_group(0, 1, dist.HashStore(), device="cpu")
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("single_rank")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +52,9 @@ async def crashed(config: TrainConfig, at: Milestone, count: int, monkeypatch: p
 
 
 @pytest.fixture(scope="module")
-async def twin(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, recording: Path) -> TrainConfig:
+async def twin(
+    single_rank: None, tmp_path_factory: pytest.TempPathFactory, model_dir: Path, recording: Path
+) -> TrainConfig:
     """A run that nothing interrupted."""
     config = replay_config(tmp_path_factory.mktemp("twin"), model_dir, "twin", recording)
     await replay(config)
@@ -99,15 +94,9 @@ async def test_two_replays_of_a_recording_are_equal_bit_for_bit(
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("at", list(Milestone))
 async def test_a_replay_that_crashed_at_any_milestone_ends_as_its_twin(
-    tmp_path: Path,
-    model_dir: Path,
-    recording: Path,
-    twin: TrainConfig,
-    at: Milestone,
-    count: int,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, twin: TrainConfig, at: Milestone, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = replay_config(tmp_path, model_dir, "killed", recording)
+    config = twin.model_copy(update={"run": "killed", "runs_dir": tmp_path})
     await crashed(config, at, count, monkeypatch)
     await replay(config)
     assert result_of(config) == result_of(twin)
@@ -157,7 +146,7 @@ async def test_a_replay_of_a_recording_that_has_grown_goes_on(
     tmp_path: Path, model_dir: Path, recording: Path, twin: TrainConfig
 ) -> None:
     growing = tmp_path / "growing.rec"
-    whole = recording.read_bytes()
+    whole = await asyncio.to_thread(recording.read_bytes)
     growing.write_bytes(whole[: len(whole) // 2])
     config = replay_config(tmp_path, model_dir, "growing", growing)
     await replay(config)
@@ -171,7 +160,7 @@ async def test_a_run_directory_keeps_to_its_source(tmp_path: Path, model_dir: Pa
     config = replay_config(tmp_path, model_dir, "one", recording, steps=1)
     await replay(config)
     other = config.model_copy(update={"replay": write_recording(tmp_path / "other.rec")})
-    with pytest.raises(ConfigError, match="replays recording .* choose another --run"):
+    with pytest.raises(ConfigError, match=r"replays recording .* choose another --run"):
         await replay(other)
     live = replay_config(tmp_path, model_dir, "live", recording)
     live.run_dir.mkdir(parents=True)

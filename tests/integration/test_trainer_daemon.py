@@ -215,7 +215,9 @@ async def test_a_checkpoint_that_an_earlier_trainer_wrote_while_this_one_waited_
     config = train_config(tmp_path, redis_store.config, "waited", model_dir, writer_ttl_s=20.0)
     resumed: list[int] = []
 
-    async def train(_stack: object, _config: object, _claim: object, inputs: daemon_module.Inputs, *_: object) -> None:
+    async def train(
+        _stack: object, _config: object, _claim: object, inputs: daemon_module.Inputs, *_: object, **__: object
+    ) -> None:
         resumed.append(inputs.checkpoint.state.step if inputs.checkpoint else 0)
 
     async def write(directory: Path) -> None:
@@ -240,7 +242,7 @@ async def test_a_checkpoint_that_an_earlier_trainer_wrote_while_this_one_waited_
 async def test_a_run_directory_in_use_by_a_trainer_of_another_redis_is_refused(
     tmp_path: Path, redis_store: RedisStore, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def train(*_: object) -> None:
+    async def train(*_: object, **__: object) -> None:
         raise AssertionError("two trainers in one directory")
 
     config = train_config(tmp_path, redis_store.config, "shared-dir", model_dir, writer_ttl_s=1.1)
