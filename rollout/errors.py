@@ -13,7 +13,7 @@ class CodecError(NightshiftError, ValueError):
     """Bytes that are not a record of this or the previous schema."""
 
 
-class RecordingError(NightshiftError, ValueError):
+class RecordingError(ConfigError):
     """A file that is no recording, or one that is damaged before its end."""
 
 

@@ -1,6 +1,6 @@
 """A synthetic recording and a replay of it, for tests that kill and restart a run.
 
-python -m tests.replay_kit CONFIG.json MILESTONE COUNT     replays, and kills itself when the milestone is passed so often
+python -m tests.replay_kit CONFIG.json [MILESTONE COUNT]      ends by SIGKILL at the milestone's COUNTth time
 """
 
 import os

@@ -81,7 +81,9 @@ async def _session(config: TrainConfig) -> int:
 async def _replay(config: TrainConfig, file: Path) -> int:
     """A session without Redis: the lock on the run's directory is what makes it the only one."""
     from trainer import in_process
+    from trainer.models import check_directory, vocabulary_size
 
+    check_directory(config.model.path)
     config.run_dir.mkdir(parents=True, exist_ok=True)
     checkpoints = CheckpointStore(config.run_dir / "checkpoints", keep=config.checkpoint.keep)
     async with AsyncExitStack() as stack:
@@ -90,9 +92,10 @@ async def _replay(config: TrainConfig, file: Path) -> int:
         await stack.enter_async_context(run_lock(config.run_dir, patience_s=_patience_s(config)))
         recording = await asyncio.to_thread(open_recording, file)
         stack.callback(recording.close)
+        prompts = canary_prompts(recording, vocabulary=vocabulary_size(config.model.path))
         claim_source(config.run_dir, recording.name)
         checkpoint = await asyncio.to_thread(checkpoints.newest)
-        inputs = Inputs(canary_prompts(recording), [], checkpoints, checkpoint)
+        inputs = Inputs(prompts, [], checkpoints, checkpoint)
         token = checkpoint.state.fencing_token + 1 if checkpoint else 1
         queue = ReplayQueue(recording, config.run, start=inputs.cursor, token=token)
         log.info("replaying", file=str(file), of_run=recording.name.run, groups=len(recording), at=inputs.cursor)

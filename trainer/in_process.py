@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from trainer.batch import MicroBatch
 from trainer.config import WorkersConfig
@@ -62,7 +63,7 @@ class PolicyRank:
         """Raises ModelError, ConfigError."""
         self._joined = not dist.is_initialized()
         if self._joined:
-            join_group(0, 1, dist.HashStore(), device=spec.workers.device)
+            join_group(0, 1, HashStore(), device=spec.workers.device)
         try:
             self._core = PolicyCore(spec)
         except BaseException:

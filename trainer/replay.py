@@ -16,6 +16,7 @@ from rollout.errors import ConfigError
 from rollout.prompts import Prompt
 from rollout.recording import Recording, RecordingName
 from rollout.replay_queue import ReplayQueue
+from rollout.types import Experience
 from trainer.artefact import write_text
 from trainer.checkpoint import complete_checkpoints
 from trainer.journal import JournalEntry
@@ -75,7 +76,18 @@ def claim_source(run_dir: Path, recording: RecordingName | None) -> None:
     write_text(path, json.dumps(asdict(recording)))
 
 
-def canary_prompts(recording: Recording) -> list[Prompt]:
-    """Those of the first groups. Raises RecordingError."""
-    requests = [recording.experience(number).request for number in range(min(_CANARY_GROUPS, len(recording)))]
-    return [Prompt(request.prompt_ids, request.prompt_text) for request in requests]
+def canary_prompts(recording: Recording, *, vocabulary: int | None) -> list[Prompt]:
+    """Those of the first groups. Raises RecordingError, and ConfigError where a token is not of the `vocabulary`."""
+    first = [recording.experience(number) for number in range(min(_CANARY_GROUPS, len(recording)))]
+    largest = max(_largest_token(experience) for experience in first)
+    if vocabulary is not None and largest >= vocabulary:
+        raise ConfigError(
+            f"{recording.path} holds token id {largest}, but model.path has a vocabulary of {vocabulary}:"
+            " it was recorded with another model"
+        )
+    return [Prompt(experience.request.prompt_ids, experience.request.prompt_text) for experience in first]
+
+
+def _largest_token(experience: Experience) -> int:
+    segments = [segment for sample in experience.group.samples_G for segment in sample.segments]
+    return max(int(ids.max()) for segment in segments for ids in (segment.prompt_ids_P, segment.response_ids_T))

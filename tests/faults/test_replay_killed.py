@@ -12,8 +12,7 @@ from trainer import daemon
 from trainer.config import TrainConfig
 from trainer.milestone import Milestone
 
-FIRST_OF_THE_SECOND_CHECKPOINT = 4
-PASSED_ONCE_A_CHECKPOINT = {Milestone.CHECKPOINT_SEALED, Milestone.CHECKPOINT_RENAMED, Milestone.SETTLED}
+ONCE_A_CHECKPOINT = {Milestone.CHECKPOINT_SEALED, Milestone.CHECKPOINT_RENAMED, Milestone.SETTLED}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,7 @@ async def test_a_replay_killed_at_a_milestone_ends_with_the_weights_of_its_twin(
     twin: TrainConfig, at: Milestone, tmp_path: Path
 ) -> None:
     config = twin.model_copy(update={"run": "killed", "runs_dir": tmp_path})
-    count = 2 if at in PASSED_ONCE_A_CHECKPOINT else FIRST_OF_THE_SECOND_CHECKPOINT + 1
+    count = 2 if at in ONCE_A_CHECKPOINT else 5  # after the checkpoint of step 3, and not beyond that of step 6
     code, output = replay_process(config, at.value, str(count))
     assert code == -signal.SIGKILL, output
     assert not (config.run_dir / "checkpoints" / "step-00000007").exists()

@@ -1,6 +1,9 @@
 """Recording a run at a real Redis: every scored group once and in order, and nothing of the run moves."""
 
 import asyncio
+import json
+import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,8 @@ from rollout.redis_store import RedisStore
 from rollout.redis_tap import RedisTap
 from rollout.types import GroupState, Purpose
 from tests.queue_records import a_group, a_request
+from tests.tiny_models import build_policy
+from tests.trainer_kit import ROOT
 
 BOTH = [Purpose.TRAIN, Purpose.EVAL]
 
@@ -120,3 +125,37 @@ async def test_a_run_without_experience_gives_an_empty_recording(
     with RecordingWriter(tmp_path / "run.rec", run=queue.run) as file:
         assert await record(RedisTap(redis_store, queue.run), file) == 0
     assert recorded(tmp_path / "run.rec") == []
+
+
+async def test_the_commands_record_a_run_and_replay_it_without_redis(
+    redis_store: RedisStore, queue: RedisQueue, tmp_path: Path
+) -> None:
+    """In processes of their own; the replay is given the address of no server."""
+    model = await asyncio.to_thread(build_policy, tmp_path / "model")
+    await queue.submit([a_request(i) for i in range(8)])
+    for lease in await queue.lease("engine", count=8, lease_s=60, purposes=BOTH):
+        await queue.complete(lease, a_group())
+    toml = tmp_path / "run.toml"
+    toml.write_text(
+        f'run = "source"\n[model]\npath = "{model}"\n[redis]\nnamespace = "test"\ndir = "{tmp_path}/redis"\n'
+        f'[train]\nruns_dir = "{tmp_path}/runs"\nsteps = 9\nbatch_groups = 4\n[train.sampling]\nn = 2\n'
+        '[train.prompts]\ntrain = "absent.jsonl"\n[train.reward]\nname = "exact_match"\n'
+    )
+    file = tmp_path / "mine.rec"
+    url = redis_store.config.url
+    said = await command("record", str(file), "-c", str(toml), "--run", queue.run, f"--redis.url={url}")
+    assert f"8 groups of run {queue.run} recorded, 8 in all" in said
+    await command("train", "--replay", str(file), "-c", str(toml), "--redis.url=redis://127.0.0.1:1")
+    summary = json.loads((tmp_path / "runs" / "source-replay" / "summary.json").read_text())
+    assert (summary["step"], summary["groups_trained"]) == (2, 8)
+    assert not (tmp_path / "redis").exists()
+
+
+async def command(*arguments: str) -> str:
+    """Standard output of a `nightshift` that must end well."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "deploy.cli", *arguments, cwd=ROOT, stdout=PIPE, stderr=PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode == 0, err.decode()
+    return out.decode()
