@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,21 @@ async def test_a_replay_that_crashed_at_any_milestone_ends_as_its_twin(
 ) -> None:
     config = twin.model_copy(update={"run": "killed", "runs_dir": tmp_path})
     await crashed(config, at, count, monkeypatch)
+    await replay(config)
+    assert result_of(config) == result_of(twin)
+
+
+async def test_a_replay_stopped_by_sigterm_and_started_again_ends_as_its_twin(
+    tmp_path: Path, twin: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = twin.model_copy(update={"run": "stopped", "runs_dir": tmp_path})
+    with monkeypatch.context() as patch:
+        stop = kill_at(Milestone.UPDATED, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        patch.setattr(milestone, "observer", stop)
+        await replay(config)
+    stopped = CheckpointStore(config.run_dir / "checkpoints", keep=2).newest()
+    assert stopped is not None
+    assert stopped.state.step == 4
     await replay(config)
     assert result_of(config) == result_of(twin)
 

@@ -18,6 +18,7 @@ from rollout.errors import ConfigError
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
+from tests.replay_kit import replay_config, write_recording
 from tests.simulated_engine import SimulatedEngine, low_ids, running
 from tests.tiny_models import build_policy
 from tests.trainer_kit import Daemon, metrics, steps_reached, train_config, write_prompts
@@ -132,6 +133,26 @@ async def test_a_killed_run_resumes_without_reusing_a_version_or_a_group(
     repeated = [line["step"] for line in metrics(config.run_dir)]
     assert repeated.count(5) == 2
     assert json.loads((config.run_dir / "summary.json").read_text())["groups_trained"] == 36
+
+
+async def test_a_replay_of_two_ranks_runs_as_ray_actors_and_needs_no_redis(
+    tmp_path: Path, model_dir: Path, ray_address: str
+) -> None:
+    config = replay_config(
+        tmp_path,
+        model_dir,
+        "ranks",
+        write_recording(tmp_path / "source.rec"),
+        ray_address=ray_address,
+        workers={"cpus": 0.1, "world_size": 2, "zero_stage": 1, "max_tokens_per_micro_batch": 64},
+    )
+    daemon = Daemon(config, tmp_path)
+    try:
+        assert await daemon.exit_code() == 0, daemon.output
+    finally:
+        daemon.end()
+    summary = json.loads((config.run_dir / "summary.json").read_text())
+    assert (summary["step"], summary["groups_trained"], summary["skipped_steps"]) == (7, 21, 0)
 
 
 async def test_a_run_whose_newest_checkpoint_is_damaged_trains_its_lost_steps_anew(
