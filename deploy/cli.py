@@ -109,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", dest="command")
     _add_serve(commands)
     _add_train(commands)
+    _add_record(commands)
     _add_demo(commands)
     _add_rollout(commands)
     _add_status(commands)
@@ -168,7 +169,28 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     text = "Train on the rollouts of a fleet. Continues from the newest checkpoint of the run. Ctrl-C saves and stops."
     parser = commands.add_parser("train", help="train a run", description=text, allow_abbrev=False)
     _with_config(parser)
+    parser.add_argument(
+        "--replay",
+        type=_path,
+        metavar="FILE",
+        help="train from a recording, without engines, gateway and Redis; the run is called <run>-replay",
+    )
     parser.set_defaults(run=_train)
+
+
+def _add_record(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = (
+        "Write the experience of a run to FILE, for `nightshift train --replay FILE`: every scored group that the"
+        " server still keeps, in the order in which they were scored. A FILE of the same run is continued. Nothing is"
+        " leased or settled: the trainer may run on."
+    )
+    parser = commands.add_parser(
+        "record", help="write a run's experience to a file", description=text, allow_abbrev=False
+    )
+    parser.add_argument("file", type=_path, metavar="FILE", help="recording to write or to continue")
+    parser.add_argument("--follow", action="store_true", help="go on as groups come, until Ctrl-C")
+    _with_config(parser)
+    parser.set_defaults(run=_record)
 
 
 def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -254,7 +276,16 @@ def _train(args: argparse.Namespace, flags: list[str]) -> int:
     config = load(args.config, flags)
     from deploy.training import train
 
-    return train(config)
+    return train(config, replay=args.replay)
+
+
+def _record(args: argparse.Namespace, flags: list[str]) -> int:
+    from deploy.config import load
+
+    config = load(args.config, flags)
+    from deploy.record import write_recording
+
+    return write_recording(config, args.file, until_stopped=args.follow)
 
 
 def _demo(args: argparse.Namespace, flags: list[str]) -> int:

@@ -2,14 +2,24 @@
 
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 
-from deploy.config import NightshiftConfig
+from deploy.config import NightshiftConfig, absolute
+from deploy.embedded_redis import EmbeddedRedis
 from deploy.local import check_trainer, enter_redis, running_fleet, start_ray
+from deploy.preflight import check_model
 from deploy.processes import uninterrupted
+from rollout.errors import ConfigError
+from trainer.config import TrainConfig
+
+_SUFFIX = "-replay"
+_MAX_NAME = 63
 
 
-def train(config: NightshiftConfig) -> int:
+def train(config: NightshiftConfig, *, replay: Path | None = None) -> int:
     """The daemon's exit code. Raises ConfigError, StoreUnavailable and what the daemon raises."""
+    if replay is not None:
+        return _run_replay(config, absolute(replay))
     check_trainer(config)
     settings = config.train_config()
     stack = ExitStack()
@@ -17,14 +27,40 @@ def train(config: NightshiftConfig) -> int:
         embedded, redis = enter_redis(stack, settings.redis)
         if redis.url is not None and embedded is not None and running_fleet(config.state_dir, settings.fleet) is None:
             print(f"no local fleet {settings.fleet} runs yet: training begins when one does", file=sys.stderr)
-        settings = settings.model_copy(update={"redis": redis})
-        if settings.ray_address is None:
-            workers = settings.workers
-            ray = start_ray(stack, num_cpus=2 * workers.world_size * max(workers.cpus, 0.5) + 1, embedded=embedded)
-            settings = settings.model_copy(update={"ray_address": ray.address})
-        from trainer.daemon import run
-
-        return run(settings)
+        return _run(stack, settings.model_copy(update={"redis": redis}), embedded=embedded, own_ray=True)
     finally:
         with uninterrupted():
             stack.close()
+
+
+def _run_replay(config: NightshiftConfig, file: Path) -> int:
+    """One rank runs in this process; more of them are Ray actors as in a live run."""
+    settings = config.train_config()
+    check_model(settings.model.path)
+    settings = settings.model_copy(update={"run": replay_name(settings.run), "replay": file})
+    stack = ExitStack()
+    try:
+        return _run(stack, settings, embedded=None, own_ray=settings.workers.world_size > 1)
+    finally:
+        with uninterrupted():
+            stack.close()
+
+
+def replay_name(run: str) -> str:
+    """The run of a replay, which must not continue the recorded one. Raises ConfigError where it becomes too long."""
+    name = run if run.endswith(_SUFFIX) else run + _SUFFIX
+    if len(name) > _MAX_NAME:
+        raise ConfigError(
+            f"run={run}: the replay would be called {name}, of more than {_MAX_NAME} letters; shorten --run"
+        )
+    return name
+
+
+def _run(stack: ExitStack, settings: TrainConfig, *, embedded: EmbeddedRedis | None, own_ray: bool) -> int:
+    if own_ray and settings.ray_address is None:
+        workers = settings.workers
+        ray = start_ray(stack, num_cpus=2 * workers.world_size * max(workers.cpus, 0.5) + 1, embedded=embedded)
+        settings = settings.model_copy(update={"ray_address": ray.address})
+    from trainer.daemon import run
+
+    return run(settings)

@@ -13,6 +13,10 @@ class CodecError(NightshiftError, ValueError):
     """Bytes that are not a record of this or the previous schema."""
 
 
+class RecordingError(ConfigError):
+    """A file that is no recording, or one that is damaged before its end."""
+
+
 class IdempotencyConflict(NightshiftError, ValueError):
     """The idempotency key was used before with another body."""
 

@@ -26,6 +26,18 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedR
 
 
 @pytest.fixture(scope="session")
+def single_rank() -> Iterator[None]:
+    """The training group of a policy in this process. One for all tests: DeepSpeed keeps the first that it meets."""
+    import torch.distributed as dist
+
+    from trainer.policy import join_group
+
+    join_group(0, 1, dist.HashStore(), device="cpu")
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
     """`nightshift serve` in a process of its own: a tiny Qwen3 policy, float32, one replica that may become two."""
     directory: Path = tmp_path_factory.mktemp("fleet")

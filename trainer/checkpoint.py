@@ -21,6 +21,7 @@ import structlog
 from rollout.weights import file_sha256
 from trainer.artefact import sync_dir, sync_file, sync_tree, write_text
 from trainer.errors import CheckpointError
+from trainer.milestone import Milestone, reached
 
 log = structlog.get_logger(__name__)
 
@@ -81,10 +82,12 @@ class CheckpointStore:
 
     def _finish(self, temporary: Path, final: Path, state: TrainerState) -> None:
         _seal(temporary, state)
+        reached(Milestone.CHECKPOINT_SEALED)
         if final.exists():  # of a history that a fallback abandoned
             shutil.rmtree(final)
         temporary.replace(final)
         sync_dir(self._directory)
+        reached(Milestone.CHECKPOINT_RENAMED)
         self._retire(newest=state.step)
 
     def newest(self) -> Checkpoint | None:

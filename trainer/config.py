@@ -218,6 +218,8 @@ class TrainConfig(TrainOptions):
     """Whose engines generate."""
     model: ModelConfig
     redis: RedisConfig = RedisConfig()
+    replay: Path | None = None
+    """Train from this recording instead of the queue: no engine, no Redis; prompts and rewards are those recorded."""
 
     @property
     def run_dir(self) -> Path:

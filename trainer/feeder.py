@@ -6,6 +6,7 @@ from an older cursor submits nothing twice, even when prompts or sampling settin
 
 import asyncio
 from collections.abc import Sequence
+from typing import Protocol
 
 import structlog
 
@@ -14,6 +15,7 @@ from rollout.prompts import Prompt, take
 from rollout.queue import RolloutQueue
 from rollout.types import Purpose, RewardSpec, RolloutRequest, Sampling
 from trainer.config import TrainConfig
+from trainer.journal import JournalEntry
 
 log = structlog.get_logger(__name__)
 
@@ -35,6 +37,28 @@ def request_of(prompt: Prompt, config: TrainConfig, *, purpose: Purpose, n: int,
     )
 
 
+class Feed(Protocol):
+    """Where a run's groups come from, as far as the loop has to do with it."""
+
+    cursor: int
+    """Kept in checkpoints: where the data goes on after a resume."""
+    unsettled: int
+    """Groups trained and waiting for their checkpoint."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no further group will ever come."""
+        ...
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        ...
+
+    def stepped(self, entry: JournalEntry) -> None:
+        """The step is done, anew or again."""
+        ...
+
+
 class Feeder:
     """Keeps enough train groups pending that no engine waits for prompts."""
 
@@ -45,7 +69,15 @@ class Feeder:
         self._target = (config.staleness.eta + 2) * config.batch_groups
         self.cursor = cursor
         self.unsettled = 0
-        """Groups trained and waiting for their checkpoint; they are experience to the queue but no work ahead."""
+        """They are experience to the queue but no work ahead."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Never: the prompts are shuffled anew."""
+        return False
+
+    def stepped(self, entry: JournalEntry) -> None:
+        """The cursor counts what was submitted, whatever became of it."""
 
     async def run(self) -> None:
         """Until cancelled. Raises QueueFull when a batch is larger than the queue may ever hold."""

@@ -34,6 +34,11 @@ class JournalEntry:
     filtered_ids: tuple[str, ...] = ()
     """Dropped: dynamic sampling."""
 
+    @property
+    def taken(self) -> int:
+        """Groups that the step took from the queue, whatever became of them."""
+        return len(self.group_ids) + len(self.stale_ids) + len(self.dead_ids) + len(self.filtered_ids)
+
 
 class Journal:
     """The file of one run; `entries` are those since the newest checkpoint, the last one of a step counts."""

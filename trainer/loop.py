@@ -25,18 +25,19 @@ from trainer.checkpoint import CheckpointStore, TrainerState
 from trainer.config import TrainConfig
 from trainer.errors import TrainingDiverged
 from trainer.evaluate import Evaluation, evaluate
-from trainer.feeder import Feeder
+from trainer.feeder import Feed
 from trainer.intake import Intake, collect, recollect, settle_dropped
 from trainer.journal import Journal, JournalEntry
 from trainer.metrics import MetricsLog, batch_metrics, staleness_metrics
+from trainer.milestone import Milestone, reached
 from trainer.progress import Phase, Progress
 from trainer.publish import Publisher
 from trainer.push import PushReport
 from trainer.repeat import steps_to_repeat
-from trainer.roles import RoleGroup
 from trainer.starvation import Starvation
 from trainer.step import Update, update
 from trainer.summary import add_step, summarise
+from trainer.worker_group import WorkerGroup
 
 log = structlog.get_logger(__name__)
 
@@ -50,10 +51,10 @@ class Parts:
 
     queue: RolloutQueue
     token: int
-    policy: RoleGroup
-    reference: RoleGroup | None
+    policy: WorkerGroup
+    reference: WorkerGroup | None
     publisher: Publisher
-    feeder: Feeder
+    feed: Feed
     journal: Journal
     checkpoints: CheckpointStore
     metrics: MetricsLog
@@ -73,7 +74,7 @@ class TrainingLoop:
         self._push: asyncio.Task[PushReport] | None = None
         self._evaluation: asyncio.Task[None] | None = None
         self._first_version = 0
-        self._same_weights = {self.progress.version}
+        self._same_weights = {0 if restored is None else self._version()}
         """Versions that name the policy as it is: the model as loaded is 0, and a start publishes what it has anew."""
         self._started = time.monotonic()
         self._last: dict[str, Any] = {}
@@ -101,7 +102,7 @@ class TrainingLoop:
 
         Raises Fenced, StoreUnavailable, WorkerDied, TrainingDiverged, NothingToTrain.
         """
-        feeding = asyncio.create_task(self._parts.feeder.run())
+        feeding = asyncio.create_task(self._parts.feed.run())
         main = asyncio.create_task(self._run())
         try:
             await asyncio.wait({feeding, main}, return_when=asyncio.FIRST_COMPLETED)
@@ -149,7 +150,7 @@ class TrainingLoop:
 
     async def _step(self, entry: JournalEntry | None) -> None:
         began = time.monotonic()
-        step, version = self.progress.step + 1, entry.version if entry else self.progress.version
+        step, version = self.progress.step + 1, entry.version if entry else self._version()
         self.phase = Phase.WAITING
         intake = await self._intake(entry, version)
         if intake is None:
@@ -158,10 +159,13 @@ class TrainingLoop:
         self.phase = Phase.STEPPING
         groups = intake.groups
         if entry is None:
-            await asyncio.to_thread(self._parts.journal.append, self._entry(step, version, intake))
-        seed = entry.seed if entry else self._config.seed
-        result = await self._update(groups, step, seed) if groups else Update(False, {})
+            entry = self._entry(step, version, intake)
+            await asyncio.to_thread(self._parts.journal.append, entry)
+            reached(Milestone.JOURNALED)
+        result = await self._update(groups, step, entry.seed) if groups else Update(False, {})
+        reached(Milestone.UPDATED)
         self.progress.step = step
+        self._parts.feed.stepped(entry)
         await self._account(groups, step, result)
         stepped = time.monotonic()
         if result.applied:
@@ -202,7 +206,7 @@ class TrainingLoop:
                 max_filtered=config.max_filtered_groups,
                 stall_s=config.stall_s,
                 starvation=self._starvation,
-                stopped=self._stopping.is_set,
+                stopped=self._ends,
             )
         # A crash may have come between the journal and the settling of what it dropped.
         await settle_dropped(
@@ -213,6 +217,21 @@ class TrainingLoop:
             dead=dict.fromkeys(entry.dead_ids, "journaled"),
         )
         return await recollect(parts.queue, parts.token, entry.group_ids, version=version, staleness=config.staleness)
+
+    def _version(self) -> int:
+        """By which the age of samples is judged.
+
+        In a replay the number that an uninterrupted run would have published: those that an interruption used up would
+        make it drop other samples than the run that was never killed.
+        """
+        return self.progress.version if self._config.replay is None else self.progress.updates + 1
+
+    def _ends(self) -> bool:
+        """Whether no further batch is to be collected; the end of a recording is a stop."""
+        if self._parts.feed.exhausted and not self._stopping.is_set():
+            log.info("the recording is used up", step=self.progress.step, steps=self._config.steps)
+            self._stopping.set()
+        return self._stopping.is_set()
 
     def _entry(self, step: int, version: int, intake: Intake) -> JournalEntry:
         return JournalEntry(
@@ -262,7 +281,7 @@ class TrainingLoop:
         must not use up the window.
         """
         unsettled = len(self.progress.unsettled)
-        self._parts.feeder.unsettled = unsettled
+        self._parts.feed.unsettled = unsettled
         window = (self._config.staleness.eta + 1) * self._config.batch_groups
         await self._parts.queue.set_gate(self._parts.token, batch_groups=window + unsettled, eta=0)
 
@@ -271,7 +290,7 @@ class TrainingLoop:
         await self._pushed()
         manifest, self._push = await self._parts.publisher.publish(self.progress.step, above=self.progress.version)
         self.progress.version = manifest.version
-        self._same_weights.add(manifest.version)
+        self._same_weights.add(self._version())
 
     async def _pushed(self) -> None:
         """Wait for the push on its way, and record it; a stop gives it a moment, then replicas take the artefact."""
@@ -299,7 +318,7 @@ class TrainingLoop:
         parts, progress = self._parts, self.progress
         state = TrainerState(
             step=progress.step,
-            data_cursor=parts.feeder.cursor,
+            data_cursor=parts.feed.cursor,
             version=progress.version,
             settled_ids=tuple(progress.unsettled),
             fencing_token=parts.token,
@@ -309,6 +328,7 @@ class TrainingLoop:
         )
         await parts.checkpoints.save(state, self._write_checkpoint)
         await parts.queue.settle(parts.token, state.settled_ids, GroupState.TRAINED)
+        reached(Milestone.SETTLED)
         progress.checkpointed_step = progress.step
         progress.unsettled = []
         parts.journal.forget(progress.step)

@@ -85,6 +85,13 @@ def context_length(path: Path) -> int | None:
     return int(value) if value else None
 
 
+def vocabulary_size(path: Path) -> int | None:
+    """Rows of the embedding by the config; None where it does not say."""
+    config = json.loads((path / "config.json").read_text())
+    value = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    return int(value) if value else None
+
+
 class Tokenise:
     """Prompts to token ids: text as it is, chat messages through the tokenizer's template, ids unchanged."""
 

@@ -32,6 +32,11 @@ class Progress:
     skipped_in_a_row: int = 0
     checkpointed_step: int = -1
 
+    @property
+    def updates(self) -> int:
+        """Steps whose update was applied."""
+        return self.step - int(self.totals.get("skipped_steps", 0))
+
     @classmethod
     def after(cls, state: TrainerState | None) -> Self:
         """That of a checkpoint; None is the start of a run."""

@@ -16,8 +16,9 @@ from rollout.board import Board, CurrentVersion
 from rollout.weights import MANIFEST, Canary, WeightManifest, published_versions, version_dir
 from trainer.artefact import sync_dir, write_text
 from trainer.config import PushConfig
+from trainer.milestone import Milestone, reached
 from trainer.push import Pusher, PushReport
-from trainer.roles import RoleGroup
+from trainer.worker_group import WorkerGroup
 
 log = structlog.get_logger(__name__)
 
@@ -33,7 +34,7 @@ class Publisher:
         run: str,
         token: int,
         policy_name: str,
-        policy: RoleGroup,
+        policy: WorkerGroup,
         weights_dir: Path,
         config: PushConfig,
         canary: Sequence[tuple[int, ...]],
@@ -56,14 +57,17 @@ class Publisher:
         """
         existing = max([above, *version_numbers(self._weights_dir)])
         version = await self._board.reserve_version(self._run, self._token, at_least=existing + 1)
+        reached(Milestone.VERSION_RESERVED)
         directory = version_dir(self._weights_dir, version)
         manifest = await self._write(directory, version, step)
+        reached(Milestone.VERSION_WRITTEN)
         invited = await self._pusher.invite(manifest, directory)
         await self._board.set_current(
             self._run,
             self._token,
             CurrentVersion(self._policy_name, version, str(directory), manifest.digest, self._token),
         )
+        reached(Milestone.VERSION_CURRENT)
         await self._retire(version)
         return manifest, asyncio.create_task(self._pusher.deliver(manifest, directory, step, invited))
 

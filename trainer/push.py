@@ -18,7 +18,7 @@ from rollout.board import AppliedPush, Board, Heartbeat, Invitation, Membership,
 from rollout.errors import Fenced, NightshiftError
 from rollout.weights import WeightManifest
 from trainer.config import PushConfig
-from trainer.roles import RoleGroup
+from trainer.worker_group import WorkerGroup
 
 log = structlog.get_logger(__name__)
 
@@ -92,7 +92,7 @@ class Pusher:
     """The trainer half of the pushes of a run."""
 
     def __init__(
-        self, board: Board, *, fleet: str, run: str, token: int, config: PushConfig, policy: RoleGroup
+        self, board: Board, *, fleet: str, run: str, token: int, config: PushConfig, policy: WorkerGroup
     ) -> None:
         self._board = board
         self._fleet = fleet

@@ -12,7 +12,7 @@ from trainer.config import TrainConfig
 from trainer.minibatch import plan
 from trainer.objective import Sums, add_sums, metrics_of
 from trainer.policy import StepResult
-from trainer.roles import RoleGroup
+from trainer.worker_group import WorkerGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ async def update(
     seed: int,
     same_weights: Set[int],
     config: TrainConfig,
-    policy: RoleGroup,
-    reference: RoleGroup | None,
+    policy: WorkerGroup,
+    reference: WorkerGroup | None,
 ) -> Update:
     """Score and train one batch; `seed` and `step` decide its minibatches. Raises WorkerDied."""
     algorithm = config.algorithm
@@ -71,7 +71,7 @@ async def update(
     return Update(first.applied, {key: value for key, value in metrics.items() if math.isfinite(value)})
 
 
-async def _logprobs(group: RoleGroup, rows: Sequence[Row], config: TrainConfig) -> list[FloatArray]:
+async def _logprobs(group: WorkerGroup, rows: Sequence[Row], config: TrainConfig) -> list[FloatArray]:
     """Of each row's response under the group's weights, [T] a row."""
     shares = make_batch(
         rows,

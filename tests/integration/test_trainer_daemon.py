@@ -18,6 +18,7 @@ from rollout.errors import ConfigError
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
+from tests.replay_kit import replay_config, write_recording
 from tests.simulated_engine import SimulatedEngine, low_ids, running
 from tests.tiny_models import build_policy
 from tests.trainer_kit import Daemon, metrics, steps_reached, train_config, write_prompts
@@ -134,6 +135,26 @@ async def test_a_killed_run_resumes_without_reusing_a_version_or_a_group(
     assert json.loads((config.run_dir / "summary.json").read_text())["groups_trained"] == 36
 
 
+async def test_a_replay_of_two_ranks_runs_as_ray_actors_and_needs_no_redis(
+    tmp_path: Path, model_dir: Path, ray_address: str
+) -> None:
+    config = replay_config(
+        tmp_path,
+        model_dir,
+        "ranks",
+        write_recording(tmp_path / "source.rec"),
+        ray_address=ray_address,
+        workers={"cpus": 0.1, "world_size": 2, "zero_stage": 1, "max_tokens_per_micro_batch": 64},
+    )
+    daemon = Daemon(config, tmp_path)
+    try:
+        assert await daemon.exit_code() == 0, daemon.output
+    finally:
+        daemon.end()
+    summary = json.loads((config.run_dir / "summary.json").read_text())
+    assert (summary["step"], summary["groups_trained"], summary["skipped_steps"]) == (7, 21, 0)
+
+
 async def test_a_run_whose_newest_checkpoint_is_damaged_trains_its_lost_steps_anew(
     tmp_path: Path, redis_store: RedisStore, model_dir: Path, ray_address: str
 ) -> None:
@@ -215,14 +236,16 @@ async def test_a_checkpoint_that_an_earlier_trainer_wrote_while_this_one_waited_
     config = train_config(tmp_path, redis_store.config, "waited", model_dir, writer_ttl_s=20.0)
     resumed: list[int] = []
 
-    async def train(_stack: object, _config: object, _claim: object, inputs: daemon_module.Inputs, *_: object) -> None:
+    async def train(
+        _stack: object, _config: object, _claim: object, inputs: daemon_module.Inputs, *_: object, **__: object
+    ) -> None:
         resumed.append(inputs.checkpoint.state.step if inputs.checkpoint else 0)
 
     async def write(directory: Path) -> None:
         (directory / "policy" / "model.safetensors").write_bytes(b"weights")
 
     monkeypatch.setattr(daemon_module, "joined_ray", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(daemon_module, "_train", train)
+    monkeypatch.setattr(daemon_module, "train", train)
     queue = RedisQueue(redis_store, config.run)
     token = await queue.acquire_writer("earlier", ttl_s=20)
     refused = asyncio.Event()
@@ -240,12 +263,12 @@ async def test_a_checkpoint_that_an_earlier_trainer_wrote_while_this_one_waited_
 async def test_a_run_directory_in_use_by_a_trainer_of_another_redis_is_refused(
     tmp_path: Path, redis_store: RedisStore, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def train(*_: object) -> None:
+    async def train(*_: object, **__: object) -> None:
         raise AssertionError("two trainers in one directory")
 
     config = train_config(tmp_path, redis_store.config, "shared-dir", model_dir, writer_ttl_s=1.1)
     monkeypatch.setattr(daemon_module, "joined_ray", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(daemon_module, "_train", train)
+    monkeypatch.setattr(daemon_module, "train", train)
     config.run_dir.mkdir(parents=True)
     async with run_lock(config.run_dir, patience_s=1):
         with pytest.raises(ConfigError, match="another trainer on this machine uses it"):

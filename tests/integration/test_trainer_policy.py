@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import ray
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
@@ -22,9 +21,11 @@ from trainer.config import OptimizerConfig, WorkersConfig
 from trainer.errors import ModelError, WorkerDied
 from trainer.models import load_policy
 from trainer.objective import metrics_of
-from trainer.policy import OPTIMIZER_FILE, PolicyCore, PolicySpec, join_group
+from trainer.policy import OPTIMIZER_FILE, PolicyCore, PolicySpec
 from trainer.reference import ReferenceCore
 from trainer.roles import RoleGroup, start_policy
+
+pytestmark = pytest.mark.usefixtures("single_rank")
 
 CANARY = [(5, 6, 7, 8, 9, 10)]
 
@@ -32,13 +33,6 @@ CANARY = [(5, 6, 7, 8, 9, 10)]
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_policy(tmp_path_factory.mktemp("policy"), "qwen3_tied")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def single_rank() -> Iterator[None]:
-    join_group(0, 1, dist.HashStore(), device="cpu")
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

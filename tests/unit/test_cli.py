@@ -24,6 +24,7 @@ from deploy.doctor import _findings
 from deploy.preflight import check_model
 from deploy.rollouts import _lines
 from deploy.tokens import client_token, gateway_tokens, token_file
+from deploy.training import replay_name
 from rollout.errors import ConfigError
 from services.config import GatewayConfig
 from tests.tiny_models import build_policy
@@ -256,9 +257,10 @@ def test_a_damaged_token_file_is_reported_not_replaced(tmp_path: Path) -> None:
         gateway_tokens(GatewayConfig(), tmp_path)
 
 
-def test_help_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize("command", ["train", "record"])
+def test_help_imports_nothing_heavy(command: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "deploy.cli", "train", "--help"],
+        [sys.executable, "-X", "importtime", "-m", "deploy.cli", command, "--help"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -333,6 +335,24 @@ def test_train_refuses_a_reward_that_is_not_configured(toml: Path, capsys: pytes
         assert word in outcome.stderr
     toml.write_text(toml.read_text() + '[rewards.functions.mine]\nfunction = "m:f"\n')
     assert load([toml], ["--train.reward.name", "mine"]).train_config().reward.name == "mine"
+
+
+def test_a_replay_says_what_is_wrong_with_its_file_and_needs_no_prompts(
+    toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = run(capsys, "train", "-c", str(toml), "--replay", str(tmp_path / "absent.rec"))
+    assert outcome.code == cli.USAGE
+    assert "absent.rec: cannot be read" in outcome.stderr
+    (tmp_path / "notes.rec").write_text("no recording\n" * 9)
+    outcome = run(capsys, "train", "-c", str(toml), "--replay", str(tmp_path / "notes.rec"))
+    assert outcome.code == cli.USAGE
+    assert "not a recording" in outcome.stderr
+
+
+def test_a_replay_has_a_run_of_its_own() -> None:
+    assert [replay_name(run) for run in ("mine", "mine-replay")] == ["mine-replay", "mine-replay"]
+    with pytest.raises(ConfigError, match="shorten --run"):
+        replay_name("x" * 60)
 
 
 @pytest.mark.parametrize("port", ["99999", "-1"])

@@ -1,0 +1,40 @@
+"""A replay that is killed at any milestone of a step and started again ends as one that was never interrupted."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.replay_kit import replay_config, replay_process, result_of, write_recording
+from tests.tiny_models import build_policy
+from tests.trainer_kit import metrics
+from trainer import daemon
+from trainer.config import TrainConfig
+from trainer.milestone import Milestone
+
+ONCE_A_CHECKPOINT = {Milestone.CHECKPOINT_SEALED, Milestone.CHECKPOINT_RENAMED, Milestone.SETTLED}
+
+
+@pytest.fixture(scope="module")
+async def twin(single_rank: None, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    """Never interrupted, and in another process than those that are."""
+    directory = tmp_path_factory.mktemp("twin")
+    recording = write_recording(directory / "source.rec")
+    config = replay_config(directory, build_policy(directory / "policy"), "twin", recording)
+    await daemon._replay(config, recording)
+    return config
+
+
+@pytest.mark.parametrize("at", list(Milestone))
+async def test_a_replay_killed_at_a_milestone_ends_with_the_weights_of_its_twin(
+    twin: TrainConfig, at: Milestone, tmp_path: Path
+) -> None:
+    config = twin.model_copy(update={"run": "killed", "runs_dir": tmp_path})
+    count = 2 if at in ONCE_A_CHECKPOINT else 5  # after the checkpoint of step 3, and not beyond that of step 6
+    code, output = replay_process(config, at.value, str(count))
+    assert code == -signal.SIGKILL, output
+    assert not (config.run_dir / "checkpoints" / "step-00000007").exists()
+    assert len(metrics(config.run_dir)) >= 3
+    assert config.replay is not None
+    await daemon._replay(config, config.replay)
+    assert result_of(config) == result_of(twin)

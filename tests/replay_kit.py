@@ -1,0 +1,143 @@
+"""A synthetic recording and a replay of it, for tests that kill and restart a run.
+
+python -m tests.replay_kit CONFIG.json [MILESTONE COUNT]      ends by SIGKILL at the milestone's COUNTth time
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollout.codec import encode_group, encode_request
+from rollout.config import RedisConfig
+from rollout.recording import RecordedGroup, RecordingWriter
+from rollout.types import (
+    FinishReason,
+    Group,
+    RewardSpec,
+    RolloutRequest,
+    Sample,
+    Sampling,
+    Segment,
+    Timings,
+    VersionSpan,
+)
+from tests.trainer_kit import ROOT, train_config
+from trainer.config import TrainConfig
+from trainer.milestone import Milestone
+
+BATCH = 3
+SAMPLES = 4
+STALE, DEFECTIVE = 7, 11
+"""Numbers of the group that is too old when its turn comes, and of the one without a token to train."""
+
+
+def write_recording(path: Path, groups: int = 24, *, run: str = "source") -> Path:
+    """Random responses of a run whose samples lag a version or two behind, with one stale group and one defective."""
+    rng = np.random.default_rng(5)
+    with RecordingWriter(path, run=run) as file:
+        file.append([_recorded(number, rng) for number in range(groups)])
+    return path
+
+
+def _recorded(number: int, rng: np.random.Generator) -> RecordedGroup:
+    prompt = rng.integers(5, 200, 6).astype(np.int32)
+    due = number // BATCH + 1
+    version = 0 if number == STALE else max(0, due - int(rng.integers(0, 2)))
+    samples = tuple(_sample(prompt, version, rng, trains=number != DEFECTIVE) for _ in range(SAMPLES))
+    rewards = tuple(float(r) for r in rng.normal(size=SAMPLES))
+    request = RolloutRequest(
+        tuple(prompt.tolist()), f"prompt {number}", SAMPLES, Sampling(max_tokens=8), RewardSpec("exact_match")
+    )
+    group = Group(samples, rewards, ({},) * SAMPLES, "replica", Timings(0.0, 0.0, 0.0))
+    return RecordedGroup(f"{number:04x}-0", (1 + number, 0), encode_request(request), encode_group(group))
+
+
+def _sample(prompt: Any, version: int, rng: np.random.Generator, *, trains: bool) -> Sample:
+    size = int(rng.integers(2, 9))
+    segment = Segment(
+        prompt,
+        rng.integers(5, 200, size).astype(np.int32),
+        rng.normal(-5.5, 0.2, size).astype(np.float32),
+        (VersionSpan(version, 0, size),),
+        np.full(size, trains, np.uint8),
+        FinishReason.LENGTH,
+    )
+    return Sample((segment,), "")
+
+
+def replay_config(tmp: Path, model: Path, run: str, recording: Path, **changes: Any) -> TrainConfig:
+    """Seven steps with a checkpoint after every third, without warm-up."""
+    values: dict[str, Any] = {
+        "steps": 7,
+        "batch_groups": BATCH,
+        "sampling": {"n": SAMPLES, "max_tokens": 8},
+        "staleness": {"max_age": 2},
+        "workers": {"max_tokens_per_micro_batch": 64},
+        "replay": recording,
+        **changes,
+    }
+    return train_config(tmp, RedisConfig(), run, model, **values)
+
+
+def result_of(config: TrainConfig, step: int | None = None) -> dict[str, bytes]:
+    """What must not depend on interruptions: the newest checkpoint's tensors, the newest artefact's, the journal."""
+    checkpoints = sorted((config.run_dir / "checkpoints").glob("step-*"))
+    assert checkpoints, "no checkpoint"
+    newest = checkpoints[-1] if step is None else config.run_dir / "checkpoints" / f"step-{step:08d}"
+    files = {str(p.relative_to(newest)): p for p in sorted(newest.rglob("*.safetensors"))}
+    version = max((config.run_dir / "weights").glob("v*"))
+    files |= {f"version/{p.name}": p for p in version.glob("*.safetensors")}
+    return {
+        "checkpoint": newest.name.encode(),
+        "journal": (config.run_dir / "journal.jsonl").read_bytes(),
+        **{name: path.read_bytes() for name, path in files.items()},
+    }
+
+
+def kill_at(milestone: Milestone, count: int, end: Callable[[], None]) -> Callable[[Milestone], None]:
+    """An observer that calls `end` when the milestone is passed for the `count`th time."""
+    passed = 0
+
+    def observe(reached: Milestone) -> None:
+        nonlocal passed
+        passed += reached is milestone
+        if reached is milestone and passed == count:
+            end()
+
+    return observe
+
+
+def replay_process(config: TrainConfig, *kill: str, timeout_s: float = 240) -> tuple[int, str]:
+    """Exit code and output of a replay in a process of its own."""
+    path = config.runs_dir / f"{config.run}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(config.model_dump_json())
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.replay_kit", str(path), *kill],
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def main(arguments: list[str]) -> int:
+    from trainer import daemon, milestone
+
+    if arguments[1:]:
+        name, count = arguments[1:]
+        milestone.observer = kill_at(Milestone(name), int(count), lambda: os.kill(os.getpid(), signal.SIGKILL))
+    return daemon.run(TrainConfig.model_validate_json(Path(arguments[0]).read_text()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,156 @@
+"""One session of a run, once it is claimed and read: start the workers, restore them, train."""
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from rollout.board import Board
+from rollout.prompts import Prompt
+from rollout.queue import RolloutQueue
+from rollout.types import GroupState
+from trainer.checkpoint import Checkpoint, CheckpointStore
+from trainer.config import TrainConfig
+from trainer.feeder import Feed
+from trainer.signals import Signals
+
+if TYPE_CHECKING:
+    from trainer.loop import Parts
+    from trainer.publish import Publisher
+    from trainer.worker_group import GroupStarter, WorkerGroup
+
+log = structlog.get_logger(__name__)
+
+_CANARY_PROMPTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What was read from disk before any worker was started."""
+
+    prompts: Sequence[Prompt]
+    eval_prompts: Sequence[Prompt]
+    checkpoints: CheckpointStore
+    checkpoint: Checkpoint | None
+    """To resume from."""
+
+    @property
+    def cursor(self) -> int:
+        """Where the run's data goes on."""
+        return self.checkpoint.state.data_cursor if self.checkpoint else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the trainer holds of the run."""
+
+    queue: RolloutQueue
+    board: Board
+    token: int
+
+
+async def train(
+    stack: AsyncExitStack,
+    config: TrainConfig,
+    claim: Claim,
+    inputs: Inputs,
+    signals: Signals,
+    *,
+    feed: Feed,
+    groups: "GroupStarter",
+) -> None:
+    """Until the steps are done, the data is used up or a signal asks for a stop; `stack` ends what is started here.
+
+    Raises what the workers and `loop.TrainingLoop.run` raise.
+    """
+    from trainer.health import HealthServer
+    from trainer.loop import TrainingLoop
+
+    checkpoint = inputs.checkpoint
+    await claim.board.register_run(config.fleet, config.run)
+    await claim.board.attach(config.fleet, config.run, claim.token)
+    if checkpoint is not None:
+        log.info("resuming", step=checkpoint.state.step, checkpoint=str(checkpoint.directory))
+        await claim.queue.settle(claim.token, checkpoint.state.settled_ids, GroupState.TRAINED)
+    policy, reference = await _workers(stack, config, checkpoint, groups)
+    parts = _parts(stack, config, claim, inputs, feed, policy=policy, reference=reference)
+    loop = TrainingLoop(config, parts, checkpoint.state if checkpoint else None)
+    if config.health_port:
+        health = HealthServer(config.health_port, loop.status)
+        await health.start()
+        stack.push_async_callback(health.close)
+    signals.stop = loop.stop
+    await loop.run()
+
+
+async def _workers(
+    stack: AsyncExitStack, config: TrainConfig, checkpoint: Checkpoint | None, groups: "GroupStarter"
+) -> "tuple[WorkerGroup, WorkerGroup | None]":
+    """The policy group, restored, and the reference group where the algorithm needs one."""
+    from trainer.policy import PolicySpec
+
+    model_dir = checkpoint.policy_dir if checkpoint else config.model.path
+    spec = PolicySpec(model_dir.resolve(), config.workers, config.optimizer, config.algorithm, config.seed)
+    policy = await groups.start_policy(config.workers, spec)
+    stack.callback(policy.close)
+    if checkpoint is not None:
+        await policy.call("load_state", str(checkpoint.directory.resolve()))
+    if config.algorithm.kl_coef == 0:
+        return policy, None
+    reference = await groups.start_reference(config.workers, config.model.path.resolve())
+    stack.callback(reference.close)
+    return policy, reference
+
+
+def _parts(
+    stack: AsyncExitStack,
+    config: TrainConfig,
+    claim: Claim,
+    inputs: Inputs,
+    feed: Feed,
+    *,
+    policy: "WorkerGroup",
+    reference: "WorkerGroup | None",
+) -> "Parts":
+    from trainer.journal import Journal
+    from trainer.loop import Parts
+    from trainer.metrics import MetricsLog
+
+    journal, metrics = Journal(config.run_dir / "journal.jsonl"), MetricsLog(config.run_dir)
+    stack.callback(journal.close)
+    stack.callback(metrics.close)
+    return Parts(
+        queue=claim.queue,
+        token=claim.token,
+        policy=policy,
+        reference=reference,
+        publisher=_publisher(config, claim, inputs.prompts, policy),
+        feed=feed,
+        journal=journal,
+        checkpoints=inputs.checkpoints,
+        metrics=metrics,
+        eval_prompts=inputs.eval_prompts,
+    )
+
+
+def _publisher(config: TrainConfig, claim: Claim, prompts: Sequence[Prompt], policy: "WorkerGroup") -> "Publisher":
+    from trainer.publish import Publisher, canary_sequences
+
+    push = config.push
+    return Publisher(
+        board=claim.board,
+        fleet=config.fleet,
+        run=config.run,
+        token=claim.token,
+        policy_name=config.model.name,
+        policy=policy,
+        weights_dir=config.run_dir / "weights",
+        config=push,
+        canary=canary_sequences(
+            [p.prompt_ids for p in prompts[:_CANARY_PROMPTS]],
+            sequences=push.canary_sequences,
+            tokens=push.canary_tokens,
+        ),
+    )
