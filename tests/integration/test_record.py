@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import signal
 import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
 
+from rollout.errors import RecordingError
 from rollout.queue import QueueLimits
 from rollout.recorder import follow, record
 from rollout.recording import Recording, RecordingWriter
@@ -131,19 +133,10 @@ async def test_the_commands_record_a_run_and_replay_it_without_redis(
     redis_store: RedisStore, queue: RedisQueue, tmp_path: Path
 ) -> None:
     """In processes of their own; the replay is given the address of no server."""
-    model = await asyncio.to_thread(build_policy, tmp_path / "model")
-    await queue.submit([a_request(i) for i in range(8)])
-    for lease in await queue.lease("engine", count=8, lease_s=60, purposes=BOTH):
-        await queue.complete(lease, a_group())
-    toml = tmp_path / "run.toml"
-    toml.write_text(
-        f'run = "source"\n[model]\npath = "{model}"\n[redis]\nnamespace = "test"\ndir = "{tmp_path}/redis"\n'
-        f'[train]\nruns_dir = "{tmp_path}/runs"\nsteps = 9\nbatch_groups = 4\n[train.sampling]\nn = 2\n'
-        '[train.prompts]\ntrain = "absent.jsonl"\n[train.reward]\nname = "exact_match"\n'
-    )
-    file = tmp_path / "mine.rec"
-    url = redis_store.config.url
-    said = await command("record", str(file), "-c", str(toml), "--run", queue.run, f"--redis.url={url}")
+    toml, file = await asyncio.to_thread(a_configuration, tmp_path), tmp_path / "mine.rec"
+    await scored(queue, 8)
+    url = f"--redis.url={redis_store.config.url}"
+    said = await command("record", str(file), "-c", str(toml), "--run", queue.run, url)
     assert f"8 groups of run {queue.run} recorded, 8 in all" in said
     await command("train", "--replay", str(file), "-c", str(toml), "--redis.url=redis://127.0.0.1:1")
     summary = json.loads((tmp_path / "runs" / "source-replay" / "summary.json").read_text())
@@ -151,11 +144,51 @@ async def test_the_commands_record_a_run_and_replay_it_without_redis(
     assert not (tmp_path / "redis").exists()
 
 
+async def test_the_command_follows_a_run_until_it_is_interrupted(
+    redis_store: RedisStore, queue: RedisQueue, tmp_path: Path
+) -> None:
+    toml, file = await asyncio.to_thread(a_configuration, tmp_path), tmp_path / "mine.rec"
+    arguments = ("record", str(file), "--follow", "-c", str(toml), "--run", queue.run)
+    process = await started(*arguments, f"--redis.url={redis_store.config.url}")
+    for count in (3, 4):
+        await scored(queue, count)
+        async with asyncio.timeout(120):
+            while await asyncio.to_thread(groups_in, file) < count:
+                assert process.returncode is None
+                await asyncio.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert "7 groups" in await output(process)
+
+
+def a_configuration(directory: Path) -> Path:
+    model, toml = build_policy(directory / "model"), directory / "run.toml"
+    toml.write_text(
+        f'run = "source"\n[model]\npath = "{model}"\n[redis]\nnamespace = "test"\ndir = "{directory}/redis"\n'
+        f'[train]\nruns_dir = "{directory}/runs"\nsteps = 9\nbatch_groups = 4\n[train.sampling]\nn = 2\n'
+        '[train.prompts]\ntrain = "absent.jsonl"\n[train.reward]\nname = "exact_match"\n'
+    )
+    return toml
+
+
+def groups_in(file: Path) -> int:
+    try:
+        return len(recorded(file))
+    except RecordingError:
+        return 0
+
+
 async def command(*arguments: str) -> str:
     """Standard output of a `nightshift` that must end well."""
-    process = await asyncio.create_subprocess_exec(
+    return await output(await started(*arguments))
+
+
+async def started(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "deploy.cli", *arguments, cwd=ROOT, stdout=PIPE, stderr=PIPE
     )
+
+
+async def output(process: asyncio.subprocess.Process) -> str:
     out, err = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode == 0, err.decode()
     return out.decode()
