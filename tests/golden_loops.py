@@ -22,7 +22,7 @@ def clip(value: float, low: float, high: float) -> float:
 
 
 def grpo(rewards: Floats) -> Floats:
-    """arXiv 2402.03300, section 4.1.2: (r - mean) / std."""
+    """arXiv 2402.03300: (r - mean) / std."""
     deviation = math.sqrt(mean([(r - mean(rewards)) ** 2 for r in rewards]))
     return [(r - mean(rewards)) / (deviation + 1e-6) if deviation > 1e-6 else 0.0 for r in rewards]
 
@@ -33,7 +33,7 @@ def dr_grpo(rewards: Floats) -> Floats:
 
 
 def rloo(rewards: Floats) -> Floats:
-    """arXiv 2402.14740, eq. 6: r minus the mean of the others."""
+    """arXiv 2402.14740: r minus the mean of the others."""
     if len(rewards) == 1:
         return [0.0]
     return [r - mean(rewards[:i] + rewards[i + 1 :]) for i, r in enumerate(rewards)]
@@ -89,7 +89,7 @@ class Knobs:
 
 
 def ppo(response: Response, old: Floats, knobs: Knobs) -> Floats:
-    """arXiv 1707.06347, eq. 7; arXiv 1912.09729, eq. 5 for the dual clip."""
+    """arXiv 1707.06347, eq. 7; arXiv 1912.09729 for the dual clip."""
     losses = []
     for new, before, advantage in zip(response.policy, old, response.advantages, strict=True):
         ratio = math.exp(new - before)
@@ -101,7 +101,7 @@ def ppo(response: Response, old: Floats, knobs: Knobs) -> Floats:
 
 
 def gspo(response: Response, old: Floats, knobs: Knobs) -> Floats:
-    """arXiv 2507.18071, eq. 5 and 7: one ratio and one loss a response (which has one advantage)."""
+    """arXiv 2507.18071: one ratio and one loss a response (which has one advantage)."""
     gaps = [new - before for new, before in zip(response.policy, old, strict=True)]
     ratio, advantage = math.exp(mean(gaps)), response.advantages[0]
     loss = -min(ratio * advantage, clip(ratio, 1 - knobs.low, 1 + knobs.high) * advantage)
@@ -109,7 +109,7 @@ def gspo(response: Response, old: Floats, knobs: Knobs) -> Floats:
 
 
 def cispo(response: Response, old: Floats, knobs: Knobs) -> Floats:
-    """arXiv 2506.13585, eq. 4 and 5, without a lower bound."""
+    """arXiv 2506.13585, without a lower bound."""
     now = response.policy if response.now is None else response.now
     return [
         -min(math.exp(fixed - before), 1 + knobs.high) * advantage * new

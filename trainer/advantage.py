@@ -74,7 +74,7 @@ def gae_advantages(
 
 
 def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
-    """Shifted and scaled to mean 0 and deviation 1 over the tokens with mask 1 (REINFORCE++, arXiv 2501.03262, eq. 5).
+    """Shifted and scaled to mean 0 and deviation 1 over the tokens with mask 1 (REINFORCE++, arXiv 2501.03262).
 
     Both inputs are float of one shape; returns that shape, 0 off the mask. The variance is that of the population, at
     least 1e-8, so that equal advantages become 0.

@@ -13,7 +13,7 @@ _MAX_GAP = 20.0
 
 
 def importance_weights(proximal_logprobs: Tensor, behavior_logprobs: Tensor) -> Tensor:
-    """pi_proximal / pi_behavior for each token (decoupled PPO, arXiv 2110.00641, eq. 2; AReaL, arXiv 2505.24298).
+    """pi_proximal / pi_behavior for each token (decoupled PPO, arXiv 2110.00641; AReaL, arXiv 2505.24298).
 
     Both inputs are float of one shape; returns that shape, within exp(+-20).
     """

@@ -42,7 +42,7 @@ def ppo_clip_loss(
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = pi / pi_old, per token.
 
     PPO (arXiv 1707.06347, eq. 7); separate bounds as in DAPO (arXiv 2503.14476). With `dual_clip` c > 1, where A < 0
-    the objective is max(min(...), c A), so that a large ratio does not make the loss large (arXiv 1912.09729, eq. 5).
+    the objective is max(min(...), c A), so that a large ratio does not make the loss large (arXiv 1912.09729).
     All tensors are float of one shape (or broadcast to it); gradients flow through policy_logprobs. Returns that shape.
     """
     ratio = (policy_logprobs - old_logprobs.detach()).clamp(-_MAX_GAP, _MAX_GAP).exp()
@@ -56,7 +56,7 @@ def ppo_clip_loss(
 def sequence_ratio_logprobs(policy_logprobs_BW: Tensor, old_logprobs_BW: Tensor, mask_BW: Tensor) -> Tensor:
     """log of GSPO-token's ratio s_t = sg[s] pi_t / sg[pi_t], s the geometric mean of the sequence's token ratios.
 
-    arXiv 2507.18071, eq. 7 and 14. Its value is log s on every token of a row, its gradient that of the token's
+    arXiv 2507.18071. Its value is log s on every token of a row, its gradient that of the token's
     logprob. Inputs are float [B, W], mask_BW 1 on trained tokens; returns float [B, W].
     """
     gap_BW = (policy_logprobs_BW - old_logprobs_BW).detach() * mask_BW
@@ -75,16 +75,16 @@ def gspo_loss(
 ) -> Tensor:
     """-min(s A, clip(s, 1 - clip_low, 1 + clip_high) A) with one ratio s a sequence (GSPO, arXiv 2507.18071).
 
-    In the token form (eq. 13), whose value and gradient are those of the sequence form when a row has one advantage.
-    Inputs are float [B, W]; the mean over a row's trained tokens, then over rows, is the paper's objective. Returns
-    [B, W].
+    In the token form (GSPO-token), whose value and gradient are those of the sequence form where a row has one
+    advantage. Inputs are float [B, W]; the mean over a row's trained tokens, then over rows, is the paper's objective.
+    Returns [B, W].
     """
     log_ratio_BW = sequence_ratio_logprobs(policy_logprobs_BW, old_logprobs_BW, mask_BW)
     return ppo_clip_loss(log_ratio_BW, torch.zeros_like(log_ratio_BW), advantages_BW, clip_low, clip_high)
 
 
 def cispo_loss(policy_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_high: float) -> Tensor:
-    """-sg[min(r, 1 + clip_high)] A log pi, per token (CISPO in MiniMax-M1, arXiv 2506.13585, eq. 4 and 5).
+    """-sg[min(r, 1 + clip_high)] A log pi, per token (CISPO in MiniMax-M1, arXiv 2506.13585).
 
     Every token keeps a gradient; the ratio is bounded above only, as in the paper's experiments. All tensors are float
     of one shape (or broadcast to it). Returns that shape.
@@ -96,7 +96,7 @@ def cispo_loss(policy_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:
     """Half the squared error of a critic, per token: max((v - R)^2, (clip(v, v_old - clip, v_old + clip) - R)^2) / 2.
 
-    The clipped form is that of PPO's published code (arXiv 2005.12729, section 3); `clip` None leaves it out. All
+    The clipped form is that of PPO's published code (arXiv 2005.12729); `clip` None leaves it out. All
     tensors are float of one shape; gradients flow through values. Returns that shape.
     """
     error = (values - returns.detach()).square()
