@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +37,23 @@ STALE, DEFECTIVE = 7, 11
 """Numbers of the group that is too old when its turn comes, and of the one without a token to train."""
 
 
-def write_recording(path: Path, groups: int = 24, *, run: str = "source") -> Path:
-    """Random responses of a run whose samples lag a version or two behind, with one stale group and one defective."""
+def write_recording(path: Path, groups: int = 24, *, run: str = "source", flat: Container[int] = ()) -> Path:
+    """Random responses of a run whose samples lag a version or two behind, with one stale group and one defective.
+
+    The samples of a `flat` group all have the same reward.
+    """
     rng = np.random.default_rng(5)
     with RecordingWriter(path, run=run) as file:
-        file.append([_recorded(number, rng) for number in range(groups)])
+        file.append([_recorded(number, rng, flat=number in flat) for number in range(groups)])
     return path
 
 
-def _recorded(number: int, rng: np.random.Generator) -> RecordedGroup:
+def _recorded(number: int, rng: np.random.Generator, *, flat: bool) -> RecordedGroup:
     prompt = rng.integers(5, 200, 6).astype(np.int32)
     due = number // BATCH + 1
     version = 0 if number == STALE else max(0, due - int(rng.integers(0, 2)))
     samples = tuple(_sample(prompt, version, rng, trains=number != DEFECTIVE) for _ in range(SAMPLES))
-    rewards = tuple(float(r) for r in rng.normal(size=SAMPLES))
+    rewards = (1.0,) * SAMPLES if flat else tuple(float(r) for r in rng.normal(size=SAMPLES))
     request = RolloutRequest(
         tuple(prompt.tolist()), f"prompt {number}", SAMPLES, Sampling(max_tokens=8), RewardSpec("exact_match")
     )

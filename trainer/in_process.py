@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from trainer.batch import MicroBatch
+from trainer.batch import FloatArray, MicroBatch
 from trainer.config import WorkersConfig
 from trainer.policy import ExportResult, PolicyCore, PolicySpec, StepResult, join_group
 from trainer.reference import ReferenceCore
@@ -72,6 +72,9 @@ class PolicyRank:
 
     def update(self, batches: Sequence[MicroBatch], lr: float) -> StepResult:
         return self._core.update(batches, lr=lr)
+
+    def logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
+        return self._core.logprobs(batches)
 
     def export(
         self, directory: str, bucket_bytes: int, canary: Sequence[tuple[int, ...]]

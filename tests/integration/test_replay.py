@@ -193,7 +193,14 @@ async def test_an_empty_recording_is_refused(tmp_path: Path, model_dir: Path) ->
         await replay(replay_config(tmp_path, model_dir, "empty", tmp_path / "empty.rec"))
 
 
-@pytest.mark.parametrize("changes", [{"workers": {"zero_stage": 1}}, {"algorithm": {"kl_coef": 0.1}}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workers": {"zero_stage": 1}},
+        {"algorithm": {"kl_coef": 0.1}},
+        {"algorithm": {"correction": "decoupled", "ppo_epochs": 2, "minibatches": 2}},
+    ],
+)
 async def test_other_settings_resume_exactly_too(
     tmp_path: Path, model_dir: Path, recording: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,3 +213,18 @@ async def test_other_settings_resume_exactly_too(
     assert resumed.state.step == 3
     await replay(killed)
     assert result_of(killed) == result_of(whole)
+
+
+async def test_groups_that_were_filtered_are_taken_once_across_a_crash(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = write_recording(tmp_path / "flat.rec", 40, flat=range(1, 40, 3))
+    changes = {"algorithm": {"dynamic_sampling": True}}
+    whole = replay_config(tmp_path, model_dir, "whole", recording, **changes)
+    await replay(whole)
+    killed = replay_config(tmp_path, model_dir, "killed", recording, **changes)
+    await crashed(killed, Milestone.CHECKPOINTED, 2, monkeypatch)
+    await replay(killed)
+    assert result_of(killed) == result_of(whole)
+    totals = json.loads((whole.run_dir / "summary.json").read_text())
+    assert totals["ledger"]["filtered"] > 0
