@@ -6,7 +6,7 @@ export PYTHONWARNINGS ?= ignore
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo serve test unit check bench-loop lock clean
+.PHONY: help setup demo test test-demo test-train unit check bench-loop lock clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -20,7 +20,10 @@ demo: setup ## train the demo policy on the idle seats of a live fleet; RESUME=1
 test: setup ## every tier: unit; integration and faults with one fleet; end to end, which starts its own
 	@$(PY) -m pytest tests/unit $(PYTEST_ARGS)
 	@$(PY) -m pytest tests/integration tests/faults --durations 10 $(PYTEST_ARGS)
-	@$(PY) -m pytest tests/e2e --durations 10 $(PYTEST_ARGS)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-demo test-train
+
+test-demo test-train: # each waits for its own fleet most of the time, so the two go side by side
+	@$(PY) -m pytest tests/e2e/$(if $(filter %-demo,$@),test_demo.py,test_serve_and_train.py) --durations 10 $(PYTEST_ARGS)
 
 unit: setup ## the unit tier alone
 	@$(PY) -m pytest tests/unit $(PYTEST_ARGS)

@@ -77,7 +77,7 @@ def _interrupt(demo: subprocess.Popen[str], sign: str, *, after_s: float = 0.0) 
     return rest
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_demo_leaves_nothing_running_after_ctrl_c_while_the_fleet_starts(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

@@ -223,7 +223,7 @@ async def test_groups_that_were_filtered_are_taken_once_across_a_crash(
     whole = replay_config(tmp_path, model_dir, "whole", recording, **changes)
     await replay(whole)
     killed = replay_config(tmp_path, model_dir, "killed", recording, **changes)
-    await crashed(killed, Milestone.CHECKPOINTED, 2, monkeypatch)
+    await crashed(killed, Milestone.CHECKPOINT_RENAMED, 2, monkeypatch)
     await replay(killed)
     assert result_of(killed) == result_of(whole)
     totals = json.loads((whole.run_dir / "summary.json").read_text())

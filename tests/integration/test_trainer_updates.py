@@ -3,7 +3,7 @@
 import json
 import math
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,16 +31,12 @@ CANARY = [(5, 6, 7, 8, 9, 10)]
 STAGES = [(0, "float32"), (1, "float32"), (2, "float32"), (1, "bfloat16")]
 
 
+pytestmark = pytest.mark.usefixtures("single_rank")
+
+
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_policy(tmp_path_factory.mktemp("policy"), "qwen3_tied")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def single_rank() -> Iterator[None]:
-    join_group(0, 1, dist.HashStore(), device="cpu")
-    yield
-    dist.destroy_process_group()
 
 
 def core(model_dir: Path, stage: int = 0, dtype: str = "float32", **algorithm: Any) -> PolicyCore:
