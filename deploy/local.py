@@ -51,8 +51,6 @@ _QUIET = {
     # The raylet ends the process group of a worker that was killed: the engine below a replica holds gigabytes. Not its
     # older subreaper: with that, workers ignore SIGCHLD, and all below them read 0 for every exit code, rewards too.
     "RAY_process_group_cleanup_enabled": "true",
-    # Ray's default is 15: engines that answer users would wait for anything else that runs on the machine.
-    "RAY_worker_niceness": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
