@@ -1,4 +1,6 @@
-"""What both ends of a push epoch do alike to be one group; each end makes the group itself, out of its own torch.
+"""What both ends of a push epoch do alike to be one group, each with its own torch.
+
+This package imports no torch, so where a function needs one, the end hands in `torch.distributed` or `torch.cuda`.
 
 meet (nccl) -> form -> bucket, bucket, ... -> meet (nccl) -> close
 """
@@ -9,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 _BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
@@ -92,8 +95,44 @@ def _meet(store: Any, seat: Seat, word: str, timeout_s: float, knob: str) -> Non
         ) from error
 
 
+def form_nccl(distributed: Any, device: Any, store: Any, seat: Seat) -> Any:
+    """An NCCL group on `device`, whole when this returns. Raises RuntimeError when it cannot be formed."""
+    options = distributed.ProcessGroupNCCL.Options()
+    options._timeout = seat.op_timeout
+    with _no_nccl_watchdog():
+        group = distributed.ProcessGroupNCCL(store, seat.rank, seat.size, options)
+    try:
+        group.eager_connect_single_device(device)
+    except RuntimeError:
+        abort(group)
+        raise
+    return group
+
+
+def abort(group: Any) -> None:
+    """Ends an NCCL group without its peers; a failure to end is no news on top of what came before."""
+    with suppress(RuntimeError):
+        group.abort()
+
+
 @contextmanager
-def no_nccl_watchdog() -> Iterator[None]:
+def own_stream(cuda: Any, device: Any) -> Iterator[None]:
+    """On a GPU, off the stream that its owner computes on, which must not wait for the other end of a push."""
+    if device is None or device.type != "cuda":
+        yield
+        return
+    with cuda.device(device), cuda.stream(_stream(cuda, device)):
+        yield
+
+
+@cache
+def _stream(cuda: Any, device: Any) -> Any:
+    # always the same: torch keeps freed memory for the stream it was used on
+    return cuda.Stream(device)
+
+
+@contextmanager
+def _no_nccl_watchdog() -> Iterator[None]:
     """An NCCL group made inside reports failures to whoever waits, and to nobody else.
 
     By default torch watches every group from a thread that ends the process when one fails, and here the process is a

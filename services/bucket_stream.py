@@ -1,9 +1,7 @@
 """Buckets of an epoch, from the trainer into files, in whichever process has the transport."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import torch
 from torch import distributed as dist
 
 from rollout.errors import WeightsError
-from rollout.push_group import Seat, Transport, joined
+from rollout.push_group import Seat, Transport, joined, own_stream
 
 _SOURCE_RANK = 0
 
@@ -23,7 +21,7 @@ def receive_buckets(seat: Seat, files: Sequence[tuple[str, int]], directory: Pat
     `form_timeout_s` or a bucket takes longer than `op_timeout_s`.
     """
     try:
-        with _own_stream(transport.device):
+        with own_stream(torch.cuda, transport.device):
             store = dist.TCPStore(  # type: ignore[attr-defined]
                 seat.store_host,
                 seat.store_port,
@@ -57,19 +55,3 @@ def _receive(group: Any, path: Path, size: int, buffer: torch.Tensor | None, lim
     group.broadcast([target], options).wait(limit)
     if target is not mapped:
         mapped.copy_(target)
-
-
-@contextmanager
-def _own_stream(device: torch.device | None) -> Iterator[None]:
-    """On a GPU, off the stream that the engine computes on: that one must not wait for the trainer."""
-    if device is None or device.type != "cuda":
-        yield
-        return
-    with torch.cuda.device(device), torch.cuda.stream(_stream(device)):
-        yield
-
-
-@cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    # always the same: torch keeps freed memory for the stream it was used on
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -4,7 +4,6 @@ The replica and the engine's worker process both import this module.
 """
 
 import socket
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import distributed as dist
 
 from rollout.errors import WeightsError
-from rollout.push_group import Seat, Transport, no_nccl_watchdog
+from rollout.push_group import Seat, Transport, abort, form_nccl
 
 
 def gloo() -> Transport:
@@ -24,7 +23,7 @@ def nccl(device: torch.device) -> Transport:
     """Bytes land on a GPU. Raises WeightsError where this process cannot take part (`nccl_refusal`)."""
     if why := nccl_refusal(device):
         raise WeightsError(why)
-    return Transport(form=partial(_form_nccl, device), device=device, meets=True, close=_abort)
+    return Transport(form=partial(form_nccl, dist, device), device=device, meets=True, close=abort)
 
 
 def nccl_refusal(device: torch.device | None) -> str:
@@ -46,25 +45,6 @@ def form_gloo(store: Any, seat: Seat) -> Any:
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = seat.form_timeout
     return dist.ProcessGroupGloo(store, seat.rank, seat.size, options)
-
-
-def _form_nccl(device: torch.device, store: Any, seat: Seat) -> Any:
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = seat.op_timeout
-    with no_nccl_watchdog():
-        group = dist.ProcessGroupNCCL(store, seat.rank, seat.size, options)
-    try:
-        group.eager_connect_single_device(device)
-    except RuntimeError:
-        _abort(group)
-        raise
-    return group
-
-
-def _abort(group: Any) -> None:
-    """Ends the group without its peers; a failure to end is no news on top of what came before."""
-    with suppress(RuntimeError):
-        group.abort()
 
 
 def _address_towards(host: str, port: int) -> str:

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from rollout.push_group import Seat, Transport, joined
+from rollout.push_group import Seat, Transport, joined, own_stream
 from trainer.bounded import within
 from trainer.config import PushConfig
-from trainer.transports import gloo, nccl, own_stream
+from trainer.transports import gloo, nccl
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Broadcaster:
 
     def _send(self, transport: Transport, seat: Seat, files: Sequence[Path]) -> BroadcastResult:
         started = time.monotonic()
-        with own_stream(transport.device):
+        with own_stream(torch.cuda, transport.device):
             buffer = _buffer(transport.device, files)
             with joined(transport, PrefixStore(seat.prefix, self._store), seat) as group:
                 if transport.device is None:

@@ -14,6 +14,7 @@ from rollout.staleness import StalenessVerdict, judge
 from rollout.types import Experience, Group, GroupState, Sampling
 from trainer.batch import FreshGroup
 from trainer.config import StalenessConfig
+from trainer.journal import JournalEntry
 from trainer.shaping import is_flat
 from trainer.starvation import Starvation
 
@@ -41,6 +42,18 @@ class Intake:
     def usable(self) -> int:
         """Groups that show that the run gets what it can train, or could have."""
         return len(self.groups) + len(self.stale_ids) + len(self.filtered_ids)
+
+    def entry(self, *, step: int, version: int, seed: int) -> JournalEntry:
+        """What the journal keeps of the step that trains this."""
+        return JournalEntry(
+            step=step,
+            version=version,
+            group_ids=tuple(group.experience.group_id for group in self.groups),
+            stale_ids=tuple(self.stale_ids),
+            dead_ids=tuple(self.dead),
+            seed=seed,
+            filtered_ids=tuple(self.filtered_ids),
+        )
 
 
 def defect(experience: Experience) -> str | None:
@@ -146,18 +159,25 @@ async def collect(
     return intake
 
 
-async def recollect(
-    queue: RolloutQueue, token: int, group_ids: Sequence[str], *, version: int, staleness: StalenessConfig
-) -> Intake:
+async def recollect(queue: RolloutQueue, token: int, entry: JournalEntry, staleness: StalenessConfig) -> Intake:
     """The groups of a journaled step again, in its order and judged as of its version; none is filtered any more.
 
+    A crash may have come between the journal and the settling of what the step dropped, so that is settled again.
     Raises Fenced.
     """
-    found = {e.group_id: e for e in await queue.lease_experience(token, count=len(group_ids), group_ids=group_ids)}
+    await settle_dropped(
+        queue,
+        token,
+        stale_ids=entry.stale_ids,
+        filtered_ids=entry.filtered_ids,
+        dead=dict.fromkeys(entry.dead_ids, "journaled"),
+    )
+    leased = await queue.lease_experience(token, count=len(entry.group_ids), group_ids=entry.group_ids)
+    found = {experience.group_id: experience for experience in leased}
     intake = Intake()
-    for group_id in group_ids:
+    for group_id in entry.group_ids:
         if group_id in found:
-            add(intake, found[group_id], version=version, staleness=staleness)
+            add(intake, found[group_id], version=entry.version, staleness=staleness)
         else:
             log.warning("journaled group is gone", group=group_id)
     return intake

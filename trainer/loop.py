@@ -26,7 +26,7 @@ from trainer.config import TrainConfig
 from trainer.errors import TrainingDiverged
 from trainer.evaluate import Evaluation, evaluate
 from trainer.feeder import Feed
-from trainer.intake import Intake, collect, recollect, settle_dropped
+from trainer.intake import Intake, collect, recollect
 from trainer.journal import Journal, JournalEntry
 from trainer.metrics import MetricsLog, batch_metrics, staleness_metrics
 from trainer.milestone import Milestone, reached
@@ -159,7 +159,7 @@ class TrainingLoop:
         self.phase = Phase.STEPPING
         groups = intake.groups
         if entry is None:
-            entry = self._entry(step, version, intake)
+            entry = intake.entry(step=step, version=version, seed=self._config.seed)
             await asyncio.to_thread(self._parts.journal.append, entry)
             reached(Milestone.JOURNALED)
         result = await self._update(groups, step, entry.seed) if groups else Update(False, {})
@@ -208,15 +208,7 @@ class TrainingLoop:
                 starvation=self._starvation,
                 stopped=self._ends,
             )
-        # A crash may have come between the journal and the settling of what it dropped.
-        await settle_dropped(
-            parts.queue,
-            parts.token,
-            stale_ids=entry.stale_ids,
-            filtered_ids=entry.filtered_ids,
-            dead=dict.fromkeys(entry.dead_ids, "journaled"),
-        )
-        return await recollect(parts.queue, parts.token, entry.group_ids, version=version, staleness=config.staleness)
+        return await recollect(parts.queue, parts.token, entry, config.staleness)
 
     def _version(self) -> int:
         """By which the age of samples is judged.
@@ -232,17 +224,6 @@ class TrainingLoop:
             log.info("the recording is used up", step=self.progress.step, steps=self._config.steps)
             self._stopping.set()
         return self._stopping.is_set()
-
-    def _entry(self, step: int, version: int, intake: Intake) -> JournalEntry:
-        return JournalEntry(
-            step=step,
-            version=version,
-            group_ids=tuple(group.experience.group_id for group in intake.groups),
-            stale_ids=tuple(intake.stale_ids),
-            dead_ids=tuple(intake.dead),
-            seed=self._config.seed,
-            filtered_ids=tuple(intake.filtered_ids),
-        )
 
     async def _update(self, groups: Sequence[FreshGroup], step: int, seed: int) -> Update:
         return await update(

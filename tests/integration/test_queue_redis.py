@@ -2,16 +2,11 @@
 
 import asyncio
 from collections import Counter
-from pathlib import Path
 
-import psutil
 import pytest
 
-from deploy.embedded_redis import EmbeddedRedis
-from rollout.config import RedisConfig
 from rollout.errors import (
     CodecError,
-    ConfigError,
     Fenced,
     IdempotencyConflict,
     LeaseLost,
@@ -24,7 +19,7 @@ from rollout.queue import QueueLimits
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import GroupState, Purpose
-from tests.queue_records import a_group, a_request, connected
+from tests.queue_records import a_group, a_request
 
 TRAIN = [Purpose.TRAIN]
 
@@ -348,59 +343,3 @@ async def test_every_key_of_a_run_carries_its_hash_tag(queue: RedisQueue) -> Non
     keys = await queue._store.command("KEYS", f"*{queue.run}*")
     assert len(keys) > 8
     assert all(k.startswith(f"test:{{{queue.run}}}:".encode()) for k in keys)
-
-
-async def test_an_address_where_nothing_answers_is_a_clear_error() -> None:
-    with pytest.raises(StoreUnavailable, match=r"unix:///nowhere/s did not answer"):
-        async with connected("unix:///nowhere/s", outage_s=0.1):
-            pass
-
-
-async def test_a_script_that_blocks_the_server_is_waited_for(redis_server: EmbeddedRedis) -> None:
-    """The server answers BUSY meanwhile; that is not the refusal of a second writer."""
-    async with connected(redis_server.url) as slow, connected(redis_server.url) as store:
-        await store.command("CONFIG", "SET", "lua-time-limit", "50")
-        queue = RedisQueue(store, "busy")
-        await queue.submit([a_request()])
-        script = "local t = redis.call('TIME')[1] while redis.call('TIME')[1] - t < 2 do end return 1"
-        blocking = asyncio.ensure_future(slow.command("EVAL", script, 0))
-        try:
-            await asyncio.sleep(0.2)
-            assert await queue.acquire_writer("t", ttl_s=30) == 1
-            assert (await queue.ledger()).queued == 1
-        finally:
-            await blocking
-            await store.command("CONFIG", "SET", "lua-time-limit", "5000")
-
-
-async def test_a_frozen_server_is_given_up_after_the_outage_allowed(tmp_path: Path) -> None:
-    with EmbeddedRedis(tmp_path) as server:
-        async with connected(server.url, outage_s=1) as store:
-            process = psutil.Process(server.pid)
-            process.suspend()
-            try:
-                async with asyncio.timeout(8):
-                    with pytest.raises(StoreUnavailable, match="did not answer for 1 s"):
-                        await store.command("PING")
-                    with pytest.raises(StoreUnavailable, match="did not answer for 1 s"):
-                        async with connected(server.url, outage_s=1):
-                            pass
-            finally:
-                process.resume()
-
-
-async def test_a_refused_login_is_said_at_once_and_without_the_password(tmp_path: Path) -> None:
-    with EmbeddedRedis(tmp_path) as server:
-        async with connected(server.url) as store:
-            await store.command("ACL", "SETUSER", "ann", "on", ">right", "~*", "+@all")
-        for login in ("ann:wrong-secret", ":wrong-secret"):
-            url = f"unix://{login}@{server.url.removeprefix('unix://')}"
-            async with asyncio.timeout(3):
-                with pytest.raises(StoreUnavailable, match="refused the login") as caught:
-                    await RedisStore.connect(RedisConfig(url=url))
-            assert "secret" not in str(caught.value)
-
-
-async def test_an_address_with_an_unknown_option_is_a_configuration_error() -> None:
-    with pytest.raises(ConfigError, match=r"redis\.url redis://\*\*\*@h\?socket_timeout=x cannot be used"):
-        await RedisStore.connect(RedisConfig(url="redis://:secret@h?socket_timeout=x"))

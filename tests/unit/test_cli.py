@@ -1,83 +1,21 @@
 """What the command line says to a wrong command, configuration or environment, and that it starts nothing then."""
 
 import json
-import logging
-import os
-import signal
 import socket
 import subprocess
 import sys
-import threading
-import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-import psutil
 import pytest
-import structlog
 
 from deploy import cli
-from deploy.config import load, write_resolved
-from deploy.doctor import _findings
+from deploy.config import load
 from deploy.preflight import check_model
-from deploy.rollouts import _lines
-from deploy.tokens import client_token, gateway_tokens, token_file
 from deploy.training import replay_name
 from rollout.errors import ConfigError
-from services.config import GatewayConfig
-from tests.tiny_models import build_policy
+from tests.command import run
 
-
-@pytest.fixture(autouse=True)
-def _process_wide_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A command sets handlers and log levels for its process; here the process goes on."""
-    for name in list(os.environ):
-        if name.startswith("NIGHTSHIFT_") or name == "REDIS_URL":
-            monkeypatch.delenv(name)
-    handler = signal.getsignal(signal.SIGTERM)
-    with warnings.catch_warnings():
-        yield
-    signal.signal(signal.SIGTERM, handler)
-    logging.disable(logging.NOTSET)
-    structlog.reset_defaults()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("policy")
-    build_policy(directory, "llama_untied")
-    return directory
-
-
-@pytest.fixture
-def toml(tmp_path: Path, model: Path) -> Path:
-    path = tmp_path / "nightshift.toml"
-    path.write_text(
-        f'state_dir = "{tmp_path}/state"\n[model]\npath = "{model}"\n[redis]\ndir = "{tmp_path}/redis"\n'
-        f'[train]\nruns_dir = "{tmp_path}/runs"\n[train.prompts]\ntrain = "{tmp_path}/absent.jsonl"\n'
-        '[train.reward]\nname = "exact_match"\n'
-    )
-    return path
-
-
-@dataclass(frozen=True)
-class Outcome:
-    code: int
-    stderr: str
-
-
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> Outcome:
-    """One command; whatever the outcome, it leaves no process."""
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
-    try:
-        code = cli.run(argv)
-    except SystemExit as exit_:
-        code = int(exit_.code or 0)
-    after = {process.pid for process in psutil.Process().children(recursive=True)}
-    assert after <= before
-    return Outcome(code, capsys.readouterr().err)
+pytestmark = pytest.mark.usefixtures("command_process")
 
 
 WRONG_SETTINGS = [
@@ -181,82 +119,6 @@ def test_train_needs_its_table_and_its_prompts(toml: Path, capsys: pytest.Captur
     assert "[train] table" in outcome.stderr
 
 
-def test_a_server_that_is_not_there_is_named_with_the_remedy(
-    toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    state = tmp_path / "state"
-    gateway_tokens(GatewayConfig(), state)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    outcome = run(capsys, "status", "--state-dir", str(state), "--url", f"http://127.0.0.1:{port}")
-    assert outcome.code == cli.UNAVAILABLE
-    assert f"127.0.0.1:{port}" in outcome.stderr
-
-
-def test_a_client_command_without_a_token_says_where_tokens_come_from(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    outcome = run(capsys, "rollout", "cancel", "some-id", "--state-dir", str(tmp_path))
-    assert outcome.code == cli.USAGE
-    assert "NIGHTSHIFT_ROLLOUT_TOKEN" in outcome.stderr
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [("{", "not a JSON object"), ('{"text": "x"}', "exactly one of prompt"), ("[1]", "exactly one of prompt")],
-)
-def test_submit_names_the_line_of_a_bad_prompt(
-    line: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gateway_tokens(GatewayConfig(), tmp_path)
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "good"}\n' + line + "\n")
-    outcome = run(capsys, "rollout", "submit", str(file), "--state-dir", str(tmp_path))
-    assert outcome.code == cli.USAGE
-    assert f"{file}:2" in outcome.stderr
-    assert words in outcome.stderr
-
-
-def test_flags_win_over_the_environment_and_that_over_files(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    toml.write_text(toml.read_text().replace("[train]\n", "[train]\nsteps = 3\nseed = 3\nbatch_groups = 3\n"))
-    monkeypatch.setenv("NIGHTSHIFT_TRAIN__STEPS", "4")
-    monkeypatch.setenv("NIGHTSHIFT_TRAIN__SEED", "4")
-    monkeypatch.setenv("REDIS_URL", "redis://example.invalid:1")
-    train = load([toml], ["--train.steps", "5"]).train_config()
-    assert (train.steps, train.seed, train.batch_groups) == (5, 4, 3)
-    assert train.redis.url == "redis://example.invalid:1"
-
-
-def test_a_later_file_wins_key_by_key(toml: Path, tmp_path: Path) -> None:
-    second = tmp_path / "second.toml"
-    second.write_text("[train]\nsteps = 9\n")
-    train = load([toml, second]).train_config()
-    assert train.steps == 9
-    assert train.reward.name == "exact_match"
-
-
-def test_paths_given_to_the_processes_are_absolute(toml: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = load([toml], ["--model.path", "policy", "--redis.dir", "data"])
-    assert config.fleet_config().model.path == tmp_path / "policy"
-    assert config.train_config().redis.dir == tmp_path / "data"
-
-
-def test_tokens_are_made_once_and_only_the_owner_reads_them(tmp_path: Path) -> None:
-    first = gateway_tokens(GatewayConfig(), tmp_path)
-    second = gateway_tokens(GatewayConfig(), tmp_path)
-    assert (first.user, first.rollout, first.admin) == (second.user, second.rollout, second.admin)
-    assert len({first.user, first.rollout, first.admin}) == 3
-    assert token_file(tmp_path).stat().st_mode & 0o777 == 0o600
-    assert first.admin not in repr(first)
-
-
-def test_a_damaged_token_file_is_reported_not_replaced(tmp_path: Path) -> None:
-    token_file(tmp_path).write_text("{")
-    with pytest.raises(ConfigError, match="delete it"):
-        gateway_tokens(GatewayConfig(), tmp_path)
-
-
 @pytest.mark.parametrize("command", ["train", "record"])
 def test_help_imports_nothing_heavy(command: str) -> None:
     done = subprocess.run(
@@ -269,22 +131,6 @@ def test_help_imports_nothing_heavy(command: str) -> None:
     assert "--config" in done.stdout
     loaded = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert not loaded & {"torch", "ray", "vllm", "deepspeed", "transformers", "pydantic"}
-
-
-def test_doctor_answers_as_json_with_a_verdict_for_each_check(capsys: pytest.CaptureFixture[str], model: Path) -> None:
-    code = cli.run(["doctor", "--json", "--port", "1", "--model", str(model)])
-    findings = {finding["check"]: finding for finding in json.loads(capsys.readouterr().out)}
-    assert {"python", "gcc", "memory", "redis-server", "vllm", "port", "model"} <= findings.keys()
-    assert findings["model"]["verdict"] == "ok"
-    assert code == (2 if any(finding["verdict"] == "fail" for finding in findings.values()) else 0)
-
-
-def test_doctor_fails_with_the_remedy_on_a_broken_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code = cli.run(["doctor", "--json", "--model", str(tmp_path)])
-    (finding,) = [item for item in json.loads(capsys.readouterr().out) if item["check"] == "model"]
-    assert code == cli.USAGE
-    assert finding["verdict"] == "fail"
-    assert "config.json is missing" in finding["remedy"]
 
 
 @pytest.mark.parametrize("command", ["train", "serve"])
@@ -309,23 +155,6 @@ def test_a_redis_that_does_not_answer_is_named_without_its_password(
     assert outcome.code == cli.UNAVAILABLE
     assert "127.0.0.1:1" in outcome.stderr
     assert "hunter2" not in outcome.stderr
-
-
-def test_the_configuration_on_disk_is_the_owners_and_has_no_passwords(toml: Path, tmp_path: Path) -> None:
-    flags = ["--redis.url", "redis://me:hunter2@h:1", "--fleet.gateway.auth.user", "swordfish"]
-    path = tmp_path / "resolved" / "config.json"
-    write_resolved(load([toml], flags).fleet_config(), path)
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert json.loads(path.read_text())["redis"]["url"] == "redis://***@h:1"
-    assert "swordfish" not in path.read_text()
-
-
-def test_a_token_of_a_wrong_type_is_not_repeated(toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    toml.write_text(toml.read_text() + "[fleet.gateway.auth]\nuser = 918273645\n")
-    outcome = run(capsys, "serve", "-c", str(toml))
-    assert outcome.code == cli.USAGE
-    assert "fleet.gateway.auth.user" in outcome.stderr
-    assert "918273645" not in outcome.stderr
 
 
 def test_train_refuses_a_reward_that_is_not_configured(toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -355,24 +184,6 @@ def test_a_replay_has_a_run_of_its_own() -> None:
         replay_name("x" * 60)
 
 
-@pytest.mark.parametrize("port", ["99999", "-1"])
-def test_doctor_refuses_what_is_no_port(port: str, capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = run(capsys, "doctor", f"--port={port}")
-    assert outcome.code == cli.USAGE
-    assert port in outcome.stderr
-    assert "65535" in outcome.stderr
-
-
-def test_doctor_knows_the_port_of_its_own_fleet(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        announced = {"pid": os.getpid(), "url": f"http://127.0.0.1:{port}"}
-        (tmp_path / "mine.json").write_text(json.dumps(announced))
-        own = [f for f in _findings(port, None, tmp_path) if f.check == "port"]
-        other = [f for f in _findings(port, None, tmp_path / "elsewhere") if f.check == "port"]
-    assert [f.verdict for f in own + other] == ["ok", "fail"]
-
-
 def test_the_demo_refuses_to_train_no_steps(capsys: pytest.CaptureFixture[str]) -> None:
     for steps in ("0", "-5"):
         outcome = run(capsys, "demo", f"--steps={steps}")
@@ -385,42 +196,6 @@ def test_debug_may_come_after_the_command(toml: Path) -> None:
         cli.run(["train", "-c", str(toml), "--debug"])
 
 
-def test_a_token_that_no_header_can_carry_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("NIGHTSHIFT_ADMIN_TOKEN", "schlüssel")
-    outcome = run(capsys, "status", "--state-dir", str(tmp_path))
-    assert outcome.code == cli.USAGE
-    assert "NIGHTSHIFT_ADMIN_TOKEN" in outcome.stderr
-    assert "schlüssel" not in outcome.stderr
-
-
-def test_a_chosen_token_ends_with_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = gateway_tokens(GatewayConfig(), tmp_path)
-    monkeypatch.setenv("NIGHTSHIFT_USER_TOKEN", "chosen-by-hand")
-    chosen = gateway_tokens(GatewayConfig(), tmp_path)
-    assert (chosen.user, client_token("user", tmp_path)) == ("chosen-by-hand", "chosen-by-hand")
-    monkeypatch.delenv("NIGHTSHIFT_USER_TOKEN")
-    assert client_token("user", tmp_path) == "chosen-by-hand"
-    after = gateway_tokens(GatewayConfig(), tmp_path)
-    assert after.user not in {"chosen-by-hand", ""}
-    assert (after.rollout, after.admin) == (first.rollout, first.admin)
-
-
-def test_a_tilde_is_the_home_directory_everywhere(toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    flags = ["--state_dir", "~/s", "--train.prompts.train", "~/p.jsonl", "--train.runs_dir", "~/r"]
-    config = load([toml], flags)
-    train = config.train_config()
-    assert (config.state_dir, train.prompts.train, train.runs_dir) == tuple(tmp_path / n for n in ("s", "p.jsonl", "r"))
-
-
-def test_a_prompt_may_hold_any_unicode_line_separator(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "a\u2028b"}\r\n{"prompt": "c"}\n', encoding="utf-8")
-    assert [entry["prompt"] for entry in _lines(file)] == ["a\u2028b", "c"]
-
-
 def test_a_model_without_a_type_is_refused_before_the_engine_starts(tmp_path: Path, model: Path) -> None:
     for file in model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -429,24 +204,3 @@ def test_a_model_without_a_type_is_refused_before_the_engine_starts(tmp_path: Pa
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="model_type"):
         check_model(tmp_path)
-
-
-def test_submit_names_the_run_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bodies: list[dict[str, object]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(202)
-            self.end_headers()
-            self.wfile.write(b'{"id": "mine~1", "run": "mine", "group_ids": [], "replayed": false}')
-
-        def log_message(self, *_: object) -> None: ...
-
-    monkeypatch.setenv("NIGHTSHIFT_RUN", "mine")
-    monkeypatch.setenv("NIGHTSHIFT_ROLLOUT_TOKEN", "t")
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.handle_request, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        assert cli.run(["rollout", "submit", "-p", "a", "--url", url, "--state-dir", str(tmp_path)]) == 0
-    assert bodies[0]["run"] == "mine"

@@ -1,16 +1,11 @@
 """What the demo is asked for is checked before anything of an earlier one is touched."""
 
-import logging
-import os
-import signal
 import socket
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from deploy import cli
 from deploy.config import load, redacted_flags
@@ -20,19 +15,7 @@ from deploy.demo.task import write_splits
 from deploy.demo.trainer_process import TrainerProcess
 from rollout.errors import ConfigError
 
-
-@pytest.fixture(autouse=True)
-def _process_wide_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A command sets handlers and log levels for its process; here the process goes on."""
-    for name in list(os.environ):
-        if name.startswith("NIGHTSHIFT_") or name == "REDIS_URL":
-            monkeypatch.delenv(name)
-    handler = signal.getsignal(signal.SIGTERM)
-    with warnings.catch_warnings():
-        yield
-    signal.signal(signal.SIGTERM, handler)
-    logging.disable(logging.NOTSET)
-    structlog.reset_defaults()
+pytestmark = pytest.mark.usefixtures("command_process")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 from torch import distributed as dist
 
 from rollout.errors import ConfigError, WeightsError
-from rollout.push_group import no_nccl_watchdog
+from rollout.push_group import _no_nccl_watchdog
 from services.transports import nccl, nccl_refusal
 from trainer import transports
 
@@ -21,7 +21,7 @@ def test_only_groups_made_inside_report_to_their_waiter_alone(
     monkeypatch.delenv(WAIT, raising=False)
     if before is not None:
         monkeypatch.setenv(WAIT, before)
-    with no_nccl_watchdog():
+    with _no_nccl_watchdog():
         assert os.environ[WAIT] == "1"
     assert os.environ.get(WAIT) == before
 

@@ -84,7 +84,9 @@ async def test_dynamic_sampling_replaces_groups_without_variance_and_the_ledger_
     assert (ledger.filtered, ledger.experience, ledger.balance) == (2, 2, 0)
     assert ledger == await queue.audit()
     assert staleness_metrics(intake)["filtered_groups"] == 2
-    again = await recollect(queue, token, [ids[1], ids[3]], version=0, staleness=StalenessConfig())
+    entry = intake.entry(step=1, version=0, seed=7)
+    assert (entry.group_ids, entry.filtered_ids, entry.taken) == ((ids[1], ids[3]), (ids[0], ids[2]), 4)
+    again = await recollect(queue, token, entry, StalenessConfig())
     assert [g.experience.group_id for g in again.groups] == [ids[1], ids[3]]
 
 

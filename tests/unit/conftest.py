@@ -1,0 +1,45 @@
+"""What tests of the command line share."""
+
+import logging
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from tests.tiny_models import build_policy
+
+
+@pytest.fixture
+def command_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command sets handlers and log levels for its process; here the process goes on."""
+    for name in list(os.environ):
+        if name.startswith("NIGHTSHIFT_") or name == "REDIS_URL":
+            monkeypatch.delenv(name)
+    handler = signal.getsignal(signal.SIGTERM)
+    with warnings.catch_warnings():
+        yield
+    signal.signal(signal.SIGTERM, handler)
+    logging.disable(logging.NOTSET)
+    structlog.reset_defaults()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("policy")
+    build_policy(directory, "llama_untied")
+    return directory
+
+
+@pytest.fixture
+def toml(tmp_path: Path, model: Path) -> Path:
+    path = tmp_path / "nightshift.toml"
+    path.write_text(
+        f'state_dir = "{tmp_path}/state"\n[model]\npath = "{model}"\n[redis]\ndir = "{tmp_path}/redis"\n'
+        f'[train]\nruns_dir = "{tmp_path}/runs"\n[train.prompts]\ntrain = "{tmp_path}/absent.jsonl"\n'
+        '[train.reward]\nname = "exact_match"\n'
+    )
+    return path

@@ -1,0 +1,52 @@
+"""Where a setting comes from, which source wins, and what of it is kept on disk."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy.config import load, write_resolved
+
+pytestmark = pytest.mark.usefixtures("command_process")
+
+
+def test_flags_win_over_the_environment_and_that_over_files(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toml.write_text(toml.read_text().replace("[train]\n", "[train]\nsteps = 3\nseed = 3\nbatch_groups = 3\n"))
+    monkeypatch.setenv("NIGHTSHIFT_TRAIN__STEPS", "4")
+    monkeypatch.setenv("NIGHTSHIFT_TRAIN__SEED", "4")
+    monkeypatch.setenv("REDIS_URL", "redis://example.invalid:1")
+    train = load([toml], ["--train.steps", "5"]).train_config()
+    assert (train.steps, train.seed, train.batch_groups) == (5, 4, 3)
+    assert train.redis.url == "redis://example.invalid:1"
+
+
+def test_a_later_file_wins_key_by_key(toml: Path, tmp_path: Path) -> None:
+    second = tmp_path / "second.toml"
+    second.write_text("[train]\nsteps = 9\n")
+    train = load([toml, second]).train_config()
+    assert train.steps == 9
+    assert train.reward.name == "exact_match"
+
+
+def test_paths_given_to_the_processes_are_absolute(toml: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load([toml], ["--model.path", "policy", "--redis.dir", "data"])
+    assert config.fleet_config().model.path == tmp_path / "policy"
+    assert config.train_config().redis.dir == tmp_path / "data"
+
+
+def test_the_configuration_on_disk_is_the_owners_and_has_no_passwords(toml: Path, tmp_path: Path) -> None:
+    flags = ["--redis.url", "redis://me:hunter2@h:1", "--fleet.gateway.auth.user", "swordfish"]
+    path = tmp_path / "resolved" / "config.json"
+    write_resolved(load([toml], flags).fleet_config(), path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert json.loads(path.read_text())["redis"]["url"] == "redis://***@h:1"
+    assert "swordfish" not in path.read_text()
+
+
+def test_a_tilde_is_the_home_directory_everywhere(toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    flags = ["--state_dir", "~/s", "--train.prompts.train", "~/p.jsonl", "--train.runs_dir", "~/r"]
+    config = load([toml], flags)
+    train = config.train_config()
+    assert (config.state_dir, train.prompts.train, train.runs_dir) == tuple(tmp_path / n for n in ("s", "p.jsonl", "r"))
