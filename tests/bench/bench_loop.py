@@ -118,7 +118,7 @@ def bench_peer(out: Path, prompts: Path) -> dict[str, Any]:
         BenchFleet(Path(directory), loop, port=_PORT) as fleet,
     ):
         ours = fleet.train("large", loop)
-        alternating = fleet.train("alternating", _alternating(loop, steps=4))
+        alternating = fleet.train("alternating", _alternating(loop, steps=3))
         copies = copy_times(_push_bytes(alternating["pushes"]), Path(directory))
     return {
         "trl_demo": demo,
