@@ -51,7 +51,7 @@ class RewardUse(Settings):
 
 
 class StalenessConfig(Settings):
-    """Both gates of design section 4."""
+    """How far generation may run ahead, and how old a sample may be when it trains."""
 
     eta: int = Field(default=1, ge=0, le=64)
     """Generation may run ahead of training by eta + 1 batches."""
