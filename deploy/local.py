@@ -27,6 +27,7 @@ from pydantic import SecretStr
 
 from deploy.config import NightshiftConfig, write_private
 from deploy.embedded_redis import EmbeddedRedis
+from deploy.failure import engine_error, last_exception
 from deploy.preflight import check_fleet, check_model, check_redis
 from deploy.processes import Guardian, Tree, signal_handlers_kept, uninterrupted
 from deploy.ray_directory import make_ray_directory
@@ -182,7 +183,9 @@ class LocalFleet:
             application = serve.status().applications.get(self.config.fleet)
             state = "" if application is None else application.status.value
             if application is not None and state in ("DEPLOY_FAILED", "UNHEALTHY"):
-                raise FleetFailed(self._failure(f"failed to start: {_why(application)}"))
+                messages = [d.message for d in application.deployments.values()]
+                why = last_exception([application.message, *messages])
+                raise FleetFailed(self._failure(f"failed to start: {why}"))
             if state == "RUNNING":
                 return
             time.sleep(_STATUS_POLL_S)
@@ -216,6 +219,8 @@ class LocalFleet:
         kept = self.state_dir / "logs"
         if self._ray is not None:
             _keep_logs(self._ray.logs, kept)
+            if error := engine_error(self._ray.logs):
+                what = f"{what}. The engine's log says: {error}"
         return f"Fleet {self.config.fleet!r} {what}. Everything was stopped again; its logs are in {kept}."
 
 
@@ -325,14 +330,6 @@ def _shutdown_serve() -> None:
     worker.join(_SHUTDOWN_S)
     if worker.is_alive():
         log.warning("serve_shutdown_slow", seconds=_SHUTDOWN_S)
-
-
-def _why(application: Any) -> str:
-    """The last line that says something of Serve's message: the exception, not its traceback."""
-    messages = [application.message, *(deployment.message for deployment in application.deployments.values())]
-    lines = [line.strip() for message in messages for line in (message or "").splitlines() if line.strip()]
-    telling = [line for line in lines if "Error" in line or "Exception" in line]
-    return (telling or lines or ["no reason given"])[-1][:500]
 
 
 def _keep_logs(logs: Path, target: Path) -> None:

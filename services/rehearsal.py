@@ -160,6 +160,8 @@ async def _by_groups(
 async def _load_and_compare(swap: WeightSwap, directory: Path, canary: Canary, tolerance: float, what: str) -> float:
     await swap.load(directory, version=0)
     if (gap := await swap.gap(canary)) > tolerance:
+        if swap.unscored:
+            raise RehearsalFailed(f"rehearsal: the engine cannot compute with {what} weights: {swap.unscored}")
         raise RehearsalFailed(
             f"rehearsal: with {what} weights the engine is {gap:.4g} nats from the expected logprobs, "
             f"tolerance {tolerance}: a push would leave old weights in use"

@@ -50,6 +50,8 @@ class WeightSwap:
         self._refresh_tied_head = refresh_tied_head
         self.broken = ""
         """Why the engine must be replaced; empty while it is well."""
+        self.unscored = ""
+        """Why the engine did not answer the last canary; empty when it did."""
 
     @property
     def max_scored_tokens(self) -> int:
@@ -87,11 +89,13 @@ class WeightSwap:
             done, _ = await asyncio.wait({scoring}, timeout=self._watchdog_s)
         finally:
             scoring.cancel()
+        self.unscored = ""
         if not done:
-            _log.error("canary_not_answered", watchdog_s=self._watchdog_s)
-            return NO_GAP
-        if error := scoring.exception():
-            _log.error("canary_failed", error=repr(error))
+            self.unscored = f"no answer within push.watchdog_s={self._watchdog_s}"
+        elif error := scoring.exception():
+            self.unscored = repr(error)
+        if self.unscored:
+            _log.error("canary_failed", error=self.unscored)
             return NO_GAP
         return mean_gap(scoring.result(), canary.logprobs)
 

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.rehearsal import independent_logprobs, rehearse
+import pytest
+
+from services.rehearsal import RehearsalFailed, independent_logprobs, rehearse
 from services.staging import Staging
 from services.swap import WeightSwap
 from tests.tiny_models import build_policy
@@ -49,4 +51,19 @@ async def test_the_rehearsal_of_an_engine_with_a_short_context_uses_all_of_it(tm
         )
         assert gap < 0.001
         assert engine.longest == 15
+    staging.close()
+
+
+class DeadEngine(IndependentEngine):
+    async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+        raise RuntimeError("head_dim=16 is not supported")
+
+
+async def test_an_engine_that_cannot_compute_is_not_said_to_have_old_weights(tmp_path: Path) -> None:
+    model = build_policy(tmp_path / "policy", "qwen3_tied")
+    staging = Staging(tmp_path / "staging", "host-1-a")
+    staging.prepare()
+    swap = WeightSwap(DeadEngine(model, max_scored_tokens=15), watchdog_s=60)
+    with pytest.raises(RehearsalFailed, match=r"cannot compute with perturbed weights: .*head_dim=16 is not supported"):
+        await rehearse(swap, model=model, staging=staging, dtype="float32", tolerance=0.05)
     staging.close()
