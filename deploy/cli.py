@@ -140,7 +140,11 @@ def _positive(text: str) -> int:
 
 
 def _between(text: str, low: int, high: int) -> int:
-    if not low <= (number := int(text)) <= high:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number between {low} and {high}") from None
+    if not low <= number <= high:
         raise argparse.ArgumentTypeError(f"{number} is not between {low} and {high}")
     return number
 

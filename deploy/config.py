@@ -187,7 +187,8 @@ def _starred(flag: str, value: str) -> str:
 
 def describe(error: ValidationError) -> str:
     """`field: what is wrong, what was given`; one line, however many fields are wrong."""
-    first, *others = error.errors(include_url=False)
+    # a key that is not known may be the one that is missing, misspelt
+    first, *others = sorted(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
     field = ".".join(str(part) for part in first["loc"]) or "configuration"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":

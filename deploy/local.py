@@ -254,8 +254,10 @@ def start_ray(stack: ExitStack, *, num_cpus: float, embedded: EmbeddedRedis | No
     """
     ray_dir = make_ray_directory()
     stack.callback(shutil.rmtree, ray_dir, ignore_errors=True)
-    # the engines' own sockets, for the same reason
-    os.environ.setdefault("VLLM_RPC_BASE_PATH", str(ray_dir.parent))
+    if "VLLM_RPC_BASE_PATH" not in os.environ:
+        # the engines' sockets, which nobody else removes after an engine that was killed
+        os.environ["VLLM_RPC_BASE_PATH"] = str(ray_dir)
+        stack.callback(os.environ.pop, "VLLM_RPC_BASE_PATH", None)
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     tree = Tree()

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,14 +10,16 @@ from typing import Any
 from deploy.local import running_fleet
 from deploy.tokens import client_token
 from rollout.client import RolloutClient
-from rollout.errors import StoreUnavailable
+from rollout.errors import ConfigError, StoreUnavailable
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
 _RETRY_S = 3.0
 
 
 def gateway_url(args: argparse.Namespace) -> str:
-    """The one given, else the local fleet's, else the default."""
+    """The one given, else the local fleet's, else the default. Raises ConfigError for what is no address."""
+    if args.url and not re.match(r"https?://[^/\s]", args.url):
+        raise ConfigError(f"--url {args.url!r} is not an address of a gateway; http://host:port is expected")
     found = running_fleet(args.state_dir, args.fleet_name)
     return str(args.url or (found or {}).get("url") or _DEFAULT_URL)
 
@@ -30,7 +33,7 @@ def gateway(args: argparse.Namespace, role: str) -> Iterator[RolloutClient]:
             yield client
         except StoreUnavailable as error:
             raise StoreUnavailable(
-                f"{url}: {error}. Start a fleet with `nightshift serve`, or name one by --url."
+                f"{url}: {str(error).rstrip('.')}. Start a fleet with `nightshift serve`, or name one by --url."
             ) from error
 
 

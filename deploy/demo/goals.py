@@ -50,8 +50,8 @@ def judge(report: Mapping[str, Any], *, max_replicas: int) -> list[Goal]:
     if steps < FULL_STEPS:
         return goals
     learning = [
-        _at_most("reward_before", _sampled(report["reward_before"]), 0.50),
-        _at_least("reward_after", _sampled(report["reward_after"]), 0.90),
+        _at_most("reward_before", sampled(report["reward_before"]), 0.50),
+        _at_least("reward_after", sampled(report["reward_after"]), 0.90),
         _at_least("replicas_seen", len(report["replicas_seen"]), min(2, max_replicas)),
     ]
     return [*learning, *goals]
@@ -69,7 +69,8 @@ def _sampled_gap(report: Mapping[str, Any]) -> float:
     return max(_SAMPLED_GAP, _SIGMAS * math.sqrt(2 * rate * (1 - rate) / draws))
 
 
-def _sampled(evaluation: Mapping[str, Any] | None) -> float | None:
+def sampled(evaluation: Mapping[str, Any] | None) -> float | None:
+    """Mean reward at temperature 1; None where nothing was evaluated."""
     return None if evaluation is None else evaluation["sampled"]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from rich.table import Table
 
 from deploy.config import NightshiftConfig, redacted_flags
-from deploy.demo.goals import Goal, judge
+from deploy.demo.goals import Goal, judge, sampled
 from deploy.demo.plot import draw
 from deploy.demo.pushes import applied_pushes, push_facts
 from deploy.demo.run_state import Run, Seen
@@ -130,7 +130,10 @@ def _table(report: Mapping[str, Any], goals: list[Goal]) -> Table:
         "users' TPOT p50, beside rollouts": _ms(users[WITH]["tpot_s"]["p50"]),
         "push seconds, median": _short(report["push_seconds_median"]),
     }
-    for name, value in facts.items():
+    judged = {goal.name for goal in goals}
+    # a short run has no goal for them, and they are what it is about
+    rewards = {name: sampled(report[name]) for name in ("reward_before", "reward_after") if name not in judged}
+    for name, value in {**rewards, **facts}.items():
         table.add_row(name, str(value), "")
     for goal in goals:
         mark = "[green]met[/green]" if goal.met else "[red]missed[/red]"

@@ -57,6 +57,21 @@ def test_an_unknown_key_in_the_file_is_answered_with_the_known_ones(
     assert "train.optimizer.learning_rate: unknown key; known here: lr, betas" in outcome.stderr
 
 
+def test_a_misspelt_key_is_named_before_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "nightshift.toml"
+    path.write_text('run = "x"\n[fleet]\nengin = 3\n')
+    outcome = run(capsys, "serve", "-c", str(path))
+    assert outcome.code == cli.USAGE
+    assert "fleet.engin: unknown key" in outcome.stderr
+
+
+@pytest.mark.parametrize("flags", [("demo", "--steps", "x"), ("doctor", "--port", "x")])
+def test_what_is_no_number_is_said_so(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = run(capsys, *flags)
+    assert outcome.code == cli.USAGE
+    assert "'x' is not a whole number between 1 and" in outcome.stderr
+
+
 def test_a_file_that_is_not_toml_is_named_with_the_place(toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     toml.write_text("run = \n")
     outcome = run(capsys, "serve", "-c", str(toml))

@@ -17,6 +17,13 @@ from tests.command import run
 pytestmark = pytest.mark.usefixtures("command_process")
 
 
+def test_what_is_no_address_of_a_gateway_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gateway_tokens(GatewayConfig(), tmp_path)
+    outcome = run(capsys, "status", "--state-dir", str(tmp_path), "--url", "nonsense")
+    assert outcome.code == cli.USAGE
+    assert "--url 'nonsense'" in outcome.stderr
+
+
 def test_a_server_that_is_not_there_is_named_with_the_remedy(
     toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
