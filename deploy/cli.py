@@ -34,6 +34,8 @@ def run(argv: Sequence[str]) -> int:
     if flags and not args.takes_flags:
         return _say(f"{flags[0]}: unknown argument; see nightshift {args.command} --help", USAGE)
     if getattr(args, "all_flags", False):
+        if flags:
+            return _say(f"{flags[0]}: give --all-flags without other settings; it lists their defaults", USAGE)
         from deploy.config import flags_help
 
         print(flags_help())

@@ -31,6 +31,7 @@ from services.reconcile import Reconciler
 from services.rehearsal import rehearse
 from services.reward_pool import RewardPool
 from services.seats import Seats, rollout_seats
+from services.shared_memory import unlink_below
 from services.staging import Staging, replica_name
 from services.swap import WeightSwap
 from services.user_seats import UserSeats, sequences
@@ -205,6 +206,7 @@ class EngineServer(LLMServer):  # type: ignore[misc]
         try:
             await rewards.check()
             await super().start()
+            await asyncio.to_thread(unlink_below, os.getpid())
             store = await RedisStore.connect(self._fleet.redis)
         except BaseException:
             await rewards.close()

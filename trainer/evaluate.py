@@ -37,6 +37,8 @@ class Evaluation:
     failed_groups: int
     response_tokens: int
     seconds: float
+    time: float
+    """Unix seconds at its end."""
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
@@ -124,6 +126,7 @@ def _summarise(
         failed_groups=len(sampled) + len(greedy) - len(groups),
         response_tokens=sum(len(segment.response_ids_T) for segment in segments),
         seconds=seconds,
+        time=time.time(),
     )
 
 

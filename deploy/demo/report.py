@@ -45,6 +45,7 @@ def build_report(run: Run, config: NightshiftConfig, seen: Seen, *, peak_memory_
         "whole_run": whole_run(trainer, seen.ledger),
         "session": session(
             observer.steps,
+            trainer["evaluations"],
             since=observer.started_at,
             repeated=observer.repeated,
             generated=sum(observer.generated.values()),

@@ -159,7 +159,9 @@ async def _train(run: Run, path: Path, fleet: LocalFleet, observer: Observer, tr
                 await asyncio.sleep(_LOOK_S)
                 await observer.look()
                 traffic.phase = WITH if observer.tok_s > 0 else SETTLING
-                run.display.update(len(observer.steps), run.steps, status_line(observer, traffic))
+                done = len(observer.steps)
+                evaluating = "held-out evaluation · " if done >= run.steps else ""
+                run.display.update(done, run.steps, evaluating + status_line(observer, traffic))
             await observer.look()
         finally:
             burst.cancel()

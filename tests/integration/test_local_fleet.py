@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 from tests.running_fleet import TESTS, RunningFleet
 
 
@@ -29,6 +31,19 @@ def test_a_second_fleet_on_the_same_port_is_refused(fleet: RunningFleet) -> None
     done = nightshift("serve", "-c", str(fleet.toml), "--fleet_name", "second")
     assert done.returncode == 2
     assert f"fleet.gateway.port={fleet.config.gateway.port}" in done.stderr
+
+
+def test_what_an_engine_shares_goes_with_it_however_it_ends(fleet: RunningFleet) -> None:
+    maps = "".join(_maps(child.pid) for child in psutil.Process(fleet.pid).children(recursive=True))
+    shared = [line for line in maps.splitlines() if "/dev/shm/psm_" in line]
+    assert [line for line in shared if line.endswith(" (deleted)")], shared
+
+
+def _maps(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return ""
 
 
 def test_prompts_of_a_file_come_back_scored_by_the_users_reward(fleet: RunningFleet, tmp_path: Path) -> None:

@@ -19,11 +19,17 @@ def step(number: int, time: float, *, applied: bool = True) -> dict[str, Any]:
 
 def test_goodput_is_of_the_steps_and_tokens_of_this_session() -> None:
     steps = [step(n, 1000.0 + n) for n in range(1, 51)] + [step(51, 2001.0), step(52, 2002.0, applied=False)]
-    found = session(steps, since=2000.0, repeated=set(), generated=250, seconds=10.0)
-    assert (found["steps"], found["tokens"]) == (2, {"generated": 250, "trained": 100, "stale": 20})
+    evaluations = [
+        {"response_tokens": 7},
+        {"response_tokens": 9, "time": 1999.0},
+        {"response_tokens": 50, "time": 2003.0},
+    ]
+    found = session(steps, evaluations, since=2000.0, repeated=set(), generated=300, seconds=10.0)
+    assert found["steps"] == 2
+    assert found["tokens"] == {"generated": 300, "evaluated": 50, "trained": 100, "stale": 20}
     assert found["goodput"] == {"trained_share": 0.4, "trained_tok_s": 10.0}
-    assert found["harvested_tok_s"] == 25.0
-    assert session([], since=0.0, repeated=set(), generated=0, seconds=1.0)["goodput"]["trained_share"] is None
+    assert found["harvested_tok_s"] == 30.0
+    assert session([], [], since=0.0, repeated=set(), generated=0, seconds=1.0)["goodput"]["trained_share"] is None
 
 
 class _NoReplicas:
@@ -39,7 +45,9 @@ async def test_steps_repeated_after_a_kill_are_no_goodput(tmp_path: Path) -> Non
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     await observer.look()
     assert observer.repeated == {2}
-    found = session(observer.steps, since=observer.started_at, repeated=observer.repeated, generated=100, seconds=1.0)
+    found = session(
+        observer.steps, [], since=observer.started_at, repeated=observer.repeated, generated=100, seconds=1.0
+    )
     assert (found["steps"], found["steps_repeated"], found["goodput"]["trained_share"]) == (1, 1, 1.0)
 
 

@@ -93,6 +93,7 @@ def test_steps_may_be_given_by_either_flag(tmp_path: Path) -> None:
 
 def test_the_demo_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["demo", "--all-flags"]) == cli.OK
+    assert cli.run(["demo", "--all-flags", "--nope", "3"]) == cli.USAGE
     assert "--train.optimizer.lr" in capsys.readouterr().out
 
 
