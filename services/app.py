@@ -40,14 +40,19 @@ def validated(args: dict[str, Any]) -> FleetConfig:
     try:
         config = FleetConfig.model_validate(args)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{field}: {first['msg']} (got {first['input']!r})") from error
+        raise ConfigError(_described(error)) from None
     if not (config.model.path / "config.json").is_file():
         raise ConfigError(f"model.path={config.model.path} is no Hugging Face directory: it has no config.json")
     if config.redis.url is None:
         raise ConfigError("redis.url is not set: start the fleet with `nightshift serve`, or give an address")
     return config
+
+
+def _described(error: ValidationError) -> str:
+    """The first thing wrong, without what was given: it may hold tokens or a password, and Serve logs the message."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    field = ".".join(str(part) for part in first["loc"]) or "args"
+    return f"{field}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def llm_config(config: FleetConfig) -> LLMConfig:

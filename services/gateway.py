@@ -52,16 +52,25 @@ class EngineBackend:
         return await self._call("chat", ChatCompletionRequest, body, headers)
 
     async def _call(self, verb: str, kind: Any, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
+        typed = _typed(kind, body)
         try:
-            typed = kind.model_validate(body)
             response: Response = await getattr(self._ingress, verb)(typed, _request(headers))
-        except ValidationError as error:
-            raise from_validation(error, 400) from None
         except OpenAIHTTPException as error:
             raise _engine_error(error.status_code, error.message) from None
         except HTTPException as error:
             raise _engine_error(error.status_code, str(error.detail)) from None
         return response
+
+
+def _typed(kind: Any, body: Mapping[str, Any]) -> Any:
+    """The body as the engine's own request. Raises ApiError 400."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise from_validation(error, 400) from None
+    except Exception as error:  # vLLM's validators raise errors of their own, which pass through pydantic
+        message = str(error.args[0]) if error.args else type(error).__name__
+        raise ApiError(400, message, code="engine_refused", param=getattr(error, "parameter", None)) from None
 
 
 def _engine_error(status: int, message: str) -> ApiError:

@@ -110,7 +110,10 @@ class UserApi:
         return longest - prompt_tokens
 
     def _forwarded(self, body: CompletionBody | ChatBody) -> dict[str, Any]:
-        return body.model_dump(exclude_none=True)
+        sent = body.model_dump(exclude_none=True)
+        if sent.get("continue_final_message"):
+            sent.setdefault("add_generation_prompt", False)  # the engine takes no request that leaves both on
+        return sent
 
     def _timed(self, response: Response, started: float) -> Response:
         if isinstance(response, StreamingResponse):

@@ -91,6 +91,42 @@ def test_refusals_reach_the_client_as_its_own_errors(user: openai.OpenAI, model:
         user.with_options(api_key="wrong").models.list()
 
 
+_CHAT_REFUSALS: list[tuple[dict[str, object], str]] = [
+    ({"top_logprobs": 3}, "logprobs"),
+    ({"top_logprobs": 3, "logprobs": False}, "logprobs"),
+    ({"stream_options": {"include_usage": True}}, "stream"),
+    ({"response_format": {"type": "json_schema"}}, "json_schema"),
+    ({"response_format": {"type": "structural_tag"}}, "structural_tag"),
+    ({"response_format": {"type": 7}}, "response_format"),
+    ({"tool_choice": "required"}, "tools"),
+    ({"tool_choice": {"type": "function"}}, "tools"),
+    ({"tool_choice": {"type": "function"}, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tool"),
+]
+_COMPLETION_REFUSALS: list[tuple[dict[str, object], str]] = [
+    ({"stream_options": {"include_usage": True}}, "stream"),
+    ({"response_format": {"type": "json_schema"}}, "json_schema"),
+    ({"response_format": {"type": "structural_tag"}}, "structural_tag"),
+]
+
+
+@pytest.mark.parametrize(("extra", "named"), _CHAT_REFUSALS)
+def test_what_only_the_engine_can_check_of_a_chat_is_refused_too(
+    user: openai.OpenAI, model: str, extra: dict[str, object], named: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=named):
+        user.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": "hello"}], max_tokens=4, extra_body=extra
+        )
+
+
+@pytest.mark.parametrize(("extra", "named"), _COMPLETION_REFUSALS)
+def test_what_only_the_engine_can_check_of_a_completion_is_refused_too(
+    user: openai.OpenAI, model: str, extra: dict[str, object], named: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=named):
+        user.completions.create(model=model, prompt="hello", max_tokens=4, extra_body=extra)
+
+
 def test_rollouts_by_http_are_generated_scored_and_streamed(fleet: RunningFleet) -> None:
     with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
         rollout = client.submit(
