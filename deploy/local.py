@@ -30,7 +30,7 @@ from deploy.embedded_redis import EmbeddedRedis
 from deploy.failure import engine_error, last_exception
 from deploy.preflight import check_fleet, check_model, check_redis
 from deploy.processes import Guardian, Tree, signal_handlers_kept, uninterrupted
-from deploy.ray_directory import make_ray_directory
+from deploy.ray_directory import RAY, make_ray_directory
 from deploy.tokens import Tokens, gateway_tokens
 from rollout.config import RedisConfig
 from rollout.errors import ConfigError, NightshiftError
@@ -279,9 +279,9 @@ def start_ray(stack: ExitStack, *, num_cpus: float, embedded: EmbeddedRedis | No
             logging_level=logging.ERROR,
             namespace="nightshift",
             _node_ip_address="127.0.0.1",
-            _temp_dir=str(ray_dir),
+            _temp_dir=str(ray_dir / RAY),
         )
-    return LocalRay(str(ray.get_runtime_context().gcs_address), ray_dir / "session_latest" / "logs", tree)
+    return LocalRay(str(ray.get_runtime_context().gcs_address), ray_dir / RAY / "session_latest" / "logs", tree)
 
 
 def check_trainer(config: NightshiftConfig) -> None:

@@ -1,4 +1,8 @@
-"""Where a local Ray keeps its files: at a path short enough for the sockets in it."""
+"""Where a local Ray and its engines keep their files: at a path short enough for the sockets in it.
+
+<TMPDIR>/ns-ray-xxxxxxxx/      mode 0700; the engines' sockets
+                         r/    Ray's own, which Ray opens to everybody
+"""
 
 import os
 import tempfile
@@ -9,7 +13,9 @@ from rollout.errors import ConfigError
 _PREFIX = "ns-ray-"
 _SOCKET_BYTES = 107
 """Longest path of a Unix socket on Linux."""
-_BELOW = f"/{_PREFIX}xxxxxxxx/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+RAY = "r"
+"""Of the directory that is Ray's own."""
+_BELOW = f"/{_PREFIX}xxxxxxxx/{RAY}/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 MAX_ROOT_BYTES = _SOCKET_BYTES - len(_BELOW)
 _SHORT = Path("/tmp")  # noqa: S108 - a directory of its own is made in it, mode 0700
 

@@ -180,7 +180,7 @@ class RedisQueue:
     async def settle(self, token: int, group_ids: Sequence[str], outcome: GroupState, *, reason: str = "") -> int:
         if outcome not in SETTLED_STATES:
             raise ValueError(f"experience cannot end as {outcome}")
-        return int(await self._run("settle", self._now(), token, outcome.value, reason[:MAX_REASON_CHARS], *group_ids))
+        return int(await self._run("settle", self._now(), token, outcome.value, _reason(reason), *group_ids))
 
     # anyone
 
@@ -222,7 +222,7 @@ class RedisQueue:
         return self._limits.max_depth, self._limits.max_failures, self._limits.retain_s
 
     async def _give_back(self, gid: str, attempt: int, reason: str, verb: str) -> None:
-        await self._run("give_back", self._now(), gid, attempt, reason[:MAX_REASON_CHARS], verb)
+        await self._run("give_back", self._now(), gid, attempt, _reason(reason), verb)
 
     async def _counts(self) -> dict[str, int]:
         raw = await self._store.command("HGETALL", self._key("ledger"))
@@ -273,6 +273,11 @@ def _status(gid: str, row: Sequence[bytes | None]) -> GroupStatus | None:
         reason=reason.decode(errors="replace") if reason else None,
         group=_readable(gid, rest[0]) if rest else None,
     )
+
+
+def _reason(text: str) -> str:
+    """As it is stored: bounded, and UTF-8 whatever an error message held."""
+    return text[:MAX_REASON_CHARS].encode("utf-8", "backslashreplace").decode()
 
 
 def _lenient(text: bytes) -> str:

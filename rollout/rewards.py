@@ -38,6 +38,9 @@ class Reward:
     breakdown: Mapping[str, float]
 
 
+MAX_BREAKDOWN = 64
+"""Numbers that are kept beside a reward."""
+
 RewardFunction = Callable[[RewardInput], Any]
 
 
@@ -46,6 +49,8 @@ def reward_of(result: object) -> Reward:
     if isinstance(result, Mapping):
         if "reward" not in result:
             raise RewardError(f'reward mapping has no key "reward", only {sorted(map(str, result))}')
+        if len(result) > MAX_BREAKDOWN + 1:
+            raise RewardError(f'reward mapping has {len(result)} keys, at most {MAX_BREAKDOWN} beside "reward"')
         numbers = {str(k): _number(v) for k, v in result.items() if k != "reward"}
         breakdown = {k: v for k, v in numbers.items() if v is not None and math.isfinite(v)}
         return Reward(_reward(result["reward"]), breakdown)

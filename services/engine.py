@@ -27,6 +27,7 @@ from rollout.types import Purpose
 from services.collective import InReplica, InWorker
 from services.config import FleetConfig
 from services.harvester import Harvester
+from services.logs import plain_logs
 from services.reconcile import Reconciler
 from services.rehearsal import rehearse
 from services.reward_pool import RewardPool
@@ -108,10 +109,11 @@ class Replica:
         for task in reversed(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        with suppress(StoreUnavailable):
-            await self._board.retire(self._config.fleet, self.name)
+        # What needs no Redis first: where it does not answer, Serve ends the process before the wait for it does.
         await self._rewards.close()
         await asyncio.to_thread(self._staging.close)
+        with suppress(StoreUnavailable):
+            await self._board.retire(self._config.fleet, self.name)
         await self._store.close()
 
     def check(self) -> None:
@@ -128,8 +130,10 @@ class Replica:
         return list(self._queues.values())
 
     def purposes(self, run: str) -> Sequence[Purpose]:
-        """None while the weights are not verified; training only for the run whose weights are in use."""
-        if self.reconciler.state is not ReplicaState.HEALTHY:
+        """None while the weights are not verified or the engine is dead; training only for the run whose weights are
+        in use.
+        """
+        if self.reconciler.state is not ReplicaState.HEALTHY or self._engine.dead:
             return ()
         followed = self.reconciler.run_name
         allowed = [Purpose(p) for p in self._config.harvest.purposes]
@@ -192,6 +196,7 @@ class EngineServer(LLMServer):  # type: ignore[misc]
     async def __init__(  # type: ignore[misc]  # awaited by Serve
         self, llm_config: LLMConfig, *, fleet: dict[str, Any], **kwargs: Any
     ) -> None:
+        plain_logs()
         self._fleet = FleetConfig.model_validate(fleet)
         self._replica: Replica | None = None
         await super().__init__(llm_config, **kwargs)

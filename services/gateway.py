@@ -8,6 +8,7 @@ import structlog
 from fastapi import FastAPI, HTTPException
 from pydantic import ValidationError
 from ray import serve
+from ray.exceptions import RayError, RayTaskError
 from ray.llm._internal.serve.core.configs.openai_api_models import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -15,6 +16,7 @@ from ray.llm._internal.serve.core.configs.openai_api_models import (
 )
 from ray.llm._internal.serve.core.ingress.ingress import OpenAiIngress
 from ray.serve import Application
+from ray.serve.exceptions import RayServeException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,11 +30,14 @@ from services.auth import deployed_tokens
 from services.config import FleetConfig
 from services.gateway_app import build_app
 from services.gateway_parts import assemble
+from services.logs import plain_logs
 from services.tokenizer import HuggingFaceTokenizer
 
 log = structlog.get_logger(__name__)
 
 _OUTAGE_S = 2.0
+_GONE = frozenset({"EngineDeadError", "ReplicaUnhealthy", "EngineBroken"})
+"""Errors of a replica that mean it will not answer any more."""
 
 
 class EngineBackend:
@@ -59,6 +64,11 @@ class EngineBackend:
             raise _engine_error(error.status_code, error.message) from None
         except HTTPException as error:
             raise _engine_error(error.status_code, str(error.detail)) from None
+        except (RayError, RayServeException) as error:
+            if not _gone(error):
+                raise
+            log.warning("engine_gone", error=repr(error))
+            raise _engine_gone() from None
         return response
 
 
@@ -75,6 +85,18 @@ def _typed(kind: Any, body: Mapping[str, Any]) -> Any:
 
 def _engine_error(status: int, message: str) -> ApiError:
     return ApiError(status, message, code="engine_refused" if status < 500 else "engine_failed")
+
+
+def _gone(error: Exception) -> bool:
+    """Whether the replica or its engine will not answer any more, rather than having met an error of its own."""
+    if not isinstance(error, RayTaskError):
+        return True
+    return type(error.cause).__name__ in _GONE
+
+
+def _engine_gone() -> ApiError:
+    message = "the engine that had the request is gone; try again"
+    return ApiError(503, message, code="engine_failed", headers={"Retry-After": "5"})
 
 
 def _impatient(redis: RedisConfig) -> RedisConfig:
@@ -94,6 +116,7 @@ class Gateway(OpenAiIngress):  # type: ignore[misc]
     async def __init__(  # type: ignore[misc]
         self, fleet: FleetConfig, llm_deployments: dict[str, Any], model_cards: dict[str, Any]
     ) -> None:
+        plain_logs()
         OpenAiIngress.__init__(self, llm_deployments, model_cards)
         self._fleet = fleet
         self._store = await RedisStore.connect(_impatient(fleet.redis), role="gateway")

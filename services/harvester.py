@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import structlog
 
-from rollout.errors import LeaseLost, RewardError, StoreUnavailable
+from rollout.errors import LeaseLost, NightshiftError, RewardError, StoreUnavailable
 from rollout.queue import Lease, RolloutQueue
 from rollout.rewards import Reward, RewardInput
 from rollout.types import Group, Purpose, RolloutRequest, Sample, Sampling, Segment, Timings
@@ -40,6 +40,11 @@ class Generator(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def dead(self) -> bool:
+        """Whether it has ended for good."""
+        ...
 
     async def generate_sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None
@@ -68,6 +73,10 @@ class Fleet(Protocol):
     async def settled(self) -> None:
         """Returns when no check of new weights is running; one that fails calls `give_up`."""
         ...
+
+
+class EngineGone(NightshiftError, RuntimeError):
+    """The engine ended before a sample had begun on it."""
 
 
 @dataclass(slots=True)
@@ -195,7 +204,9 @@ class Harvester:
         except Exception as error:
             cause = _first(error)
             _log.warning("group_failed", group=held.lease.group_id, attempt=held.lease.attempt, error=repr(cause))
-            await self._release(held, reason=f"{type(cause).__name__}: {cause}", failed=True)
+            # What an engine computed when it died may be why it did, and counts; what only waited for it does not.
+            failed = not isinstance(cause, EngineGone)
+            await self._release(held, reason=f"{type(cause).__name__}: {cause}", failed=failed)
 
     async def _produce(self, held: _Held) -> None:
         request, leased_at, started = held.lease.request, time.time(), time.monotonic()
@@ -222,12 +233,14 @@ class Harvester:
         if (top := max(request.prompt_ids)) >= self._engine.vocab_size:
             return f"prompt token {top}, vocabulary of {self._engine.vocab_size}"
         if request.reward is not None and request.reward.name not in self._rewards:
-            return f"reward {request.reward.name!r} is not configured"
+            return f"reward {request.reward.name!r} is not configured in this fleet (rewards.functions of its settings)"
         return None
 
     async def _sample(self, request: RolloutRequest, index: int, ticket: Ticket) -> Generated:
         try:
             await ticket
+            if self._engine.dead:
+                raise EngineGone("the engine ended before this sample began")
             seed = sample_seed(request.sampling.seed, index)
             generated = await self._engine.generate_sample(request.prompt_ids, request.sampling, seed=seed)
         finally:

@@ -48,9 +48,16 @@ def score(function: RewardFunction, sample: Mapping[str, Any]) -> dict[str, Any]
     try:
         result = function(RewardInput(**sample))
         reward = reward_of(asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result)
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+    except (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
+        return {"error": _told(error)}
     return {"reward": reward.value, "breakdown": dict(reward.breakdown)}
+
+
+def _told(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # its own __str__ is the operator's code too
+        return type(error).__name__
 
 
 async def _awaited(result: Awaitable[object]) -> object:
@@ -59,8 +66,11 @@ async def _awaited(result: Awaitable[object]) -> object:
 
 def serve(requests: TextIO, replies: TextIO) -> None:
     """Answer until the other end closes."""
+    own = os.getpid()
     for line in requests:
         for reply in answer(line):
+            if os.getpid() != own:  # a function forked and its child returned as well
+                os._exit(0)
             replies.write(json.dumps(reply) + "\n")
             replies.flush()
 

@@ -45,6 +45,11 @@ class VllmEngine:
         return int(self._client.model_config.get_vocab_size())
 
     @property
+    def dead(self) -> bool:
+        """Whether the engine has ended for good: its processes are gone, or it met an error it cannot go on from."""
+        return bool(self._client.errored)
+
+    @property
     def dtype(self) -> str:
         """Of the weights in use, such as `float32`."""
         return str(self._client.model_config.dtype).removeprefix("torch.")

@@ -111,8 +111,13 @@ class Pusher:
         if (error := unreachable(self._config.host, socket.gethostname(), {beat.host for beat in able})) is not None:
             log.warning("no collective, replicas take the artefact", version=manifest.version, error=error)
             return Invited(live, error=error)
-        if self._port is None:
-            self._port = int(await self._policy.call_rank(0, "open_push_store", self._config.host))
+        try:
+            if self._port is None:
+                self._port = int(await self._policy.call_rank(0, "open_push_store", self._config.host))
+        except NightshiftError as failure:
+            error = f"push.host={self._config.host}: {str(failure).strip().splitlines()[-1]}"
+            log.warning("no collective, replicas take the artefact", version=manifest.version, error=error)
+            return Invited(live, error=error)
         invitation = Invitation(
             epoch=0,
             run=self._run,

@@ -25,7 +25,7 @@ embedded, redis = enter_redis(stack, RedisConfig(dir=Path(sys.argv[1])))
 ray = start_ray(stack, num_cpus=1, embedded=embedded)
 subprocess.Popen([sys.executable, "-c", STUBBORN], start_new_session=True)
 pids = [process.pid for process in ray.tree.members()]
-print(json.dumps({"tree": pids, "redis": embedded.pid, "ray_dir": str(ray.logs.parents[1])}), flush=True)
+print(json.dumps({"tree": pids, "redis": embedded.pid, "ray_dir": str(ray.logs.parents[2])}), flush=True)
 try:
     time.sleep(600)
 finally:

@@ -1,4 +1,6 @@
-"""A replica's process dies as the kernel's OOM killer ends it: its engine goes with it, and another replica comes."""
+"""An engine dies, then its replica, as the kernel's OOM killer ends them: no accepted group is lost, the rest of the
+engine goes with the replica, and another one comes.
+"""
 
 import os
 import signal
@@ -9,12 +11,16 @@ import httpx
 import psutil
 import pytest
 
+from rollout.client import RolloutClient
 from tests.processes import wait_until_gone
 from tests.running_fleet import RunningFleet
 
 pytestmark = pytest.mark.timeout(600)
 
 _REAPED_S = 30.0
+_DEAD_ENGINE_S = 3.0
+"""Long enough for a harvester that goes on leasing to fail every group as often as is allowed."""
+_GROUPS = 200
 _HEALTHY_S = 300.0
 
 
@@ -34,23 +40,39 @@ def healthy_replica(fleet: RunningFleet, *, besides: set[str]) -> dict[str, Any]
     raise AssertionError(f"no healthy replica besides {besides} after {_HEALTHY_S} s: {replicas(fleet)}")
 
 
-def answered(fleet: RunningFleet) -> bool:
+def status_of_a_users_request(fleet: RunningFleet) -> int:
     headers = {"Authorization": f"Bearer {fleet.tokens.user}"}
     body = {"prompt": "abc", "max_tokens": 4}
     answer = httpx.post(f"{fleet.url}/v1/completions", json=body, headers=headers, timeout=60, trust_env=False)
-    return answer.status_code == httpx.codes.OK
+    return answer.status_code
 
 
-def test_the_engine_of_a_killed_replica_ends_and_another_replica_serves(fleet: RunningFleet) -> None:
+def leased(client: RolloutClient, rollout: str) -> None:
+    deadline = time.monotonic() + _HEALTHY_S
+    while not client.get(rollout).counts.get("leased"):
+        assert time.monotonic() < deadline, client.get(rollout)
+        time.sleep(0.02)
+
+
+def test_a_dead_engine_loses_no_group_and_ends_with_its_replica_for_which_another_comes(fleet: RunningFleet) -> None:
     victim = healthy_replica(fleet, besides=set())
     others = {replica["replica"] for replica in replicas(fleet)}
     engine = psutil.Process(victim["pid"]).children(recursive=True)
+    (core,) = (process for process in engine if "EngineCore" in " ".join(process.cmdline()))
     held = sum(process.memory_info().rss for process in engine)
     assert len(engine) >= 2, "an engine is a core and a worker"
     assert held > 512 << 20, "which hold the model"
 
-    os.kill(victim["pid"], signal.SIGKILL)
+    with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
+        rollout = client.submit([f"p{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 32}).id
+        leased(client, rollout)
+        core.kill()
+        time.sleep(_DEAD_ENGINE_S)
+        assert status_of_a_users_request(fleet) in {200, 503}, "by another replica, or to be tried again"
+        assert client.get(rollout).counts.get("dead", 0) == 0
 
-    assert wait_until_gone([victim["pid"], *(process.pid for process in engine)], seconds=_REAPED_S) == []
-    healthy_replica(fleet, besides=others)
-    assert answered(fleet)
+        os.kill(victim["pid"], signal.SIGKILL)
+        assert wait_until_gone([victim["pid"], *(process.pid for process in engine)], seconds=_REAPED_S) == []
+        healthy_replica(fleet, besides=others)
+        assert [group.state for group in client.stream(rollout, wait_s=_HEALTHY_S)] == ["delivered"] * _GROUPS
+    assert status_of_a_users_request(fleet) == 200

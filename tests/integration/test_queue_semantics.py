@@ -128,6 +128,14 @@ async def test_a_late_holder_may_finish_while_nobody_took_over(queue: RolloutQue
     assert (await queue.ledger()).experience == 1
 
 
+async def test_a_reason_is_kept_whatever_an_error_said(queue: RolloutQueue) -> None:
+    await queue.submit([a_request()])
+    (held,) = await lease(queue)
+    await queue.reject(held, reason="bad name \udcff")
+    (letter,) = await queue.dead_letters()
+    assert letter.reason.startswith("bad name ")
+
+
 async def test_a_group_is_dead_after_as_many_failures_as_allowed(queue: RolloutQueue, clock: Clock) -> None:
     await queue.submit([a_request(), a_request(1)])
     for _ in range(2):

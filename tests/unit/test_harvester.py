@@ -33,6 +33,7 @@ class Engine:
         self.started = asyncio.Event()
         self.idle = asyncio.Event()
         self.fail: Exception | None = None
+        self.dead = False
         self.seeds: list[int | None] = []
 
     async def generate_sample(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None) -> Generated:
@@ -220,6 +221,21 @@ async def test_one_failing_sample_fails_its_group_and_the_loop_goes_on() -> None
         second = await stand.queue.submit([request()])
         await stand.until(second.group_ids[0], GroupState.DELIVERED)
     assert stand.seats.held == 0
+
+
+async def test_what_a_dead_engine_never_began_goes_back_without_a_failure() -> None:
+    stand = Stand(max_failures=1)
+    stand.engine.dead = True
+    submission = await stand.queue.submit([request()])
+    async with stand.running():
+        await stand.queue.taken.wait()
+        await asyncio.sleep(0.05)
+        (status,) = await stand.queue.status(submission.group_ids)
+        assert status is not None
+        assert status.attempt > 1
+        stand.engine.dead = False  # as on another replica
+        await stand.until(submission.group_ids[0], GroupState.DELIVERED)
+    assert stand.engine.running == 0
 
 
 async def test_what_no_engine_can_do_is_rejected_at_once() -> None:

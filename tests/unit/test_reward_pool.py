@@ -44,6 +44,22 @@ def text(sample):
 def die(sample):
     os._exit(3)
 
+def leave(sample):
+    sys.exit("enough")
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+def mute(sample):
+    raise Mute
+
+def forks(sample):
+    return 7.0 if os.fork() == 0 else 1.0
+
+def wordy(sample):
+    return {"reward": 1.0, **{str(n): n for n in range(65)}}
+
 async def patient(sample):
     import asyncio
     await asyncio.sleep(0)
@@ -69,7 +85,8 @@ def heavy(sample):
     return sum(m in sys.modules for m in ("torch", "vllm", "ray"))
 """
 FUNCTIONS = (
-    "length", "hang", "offspring", "boom", "nan", "text", "patient", "digits", "run", "reader", "huge", "die", "heavy"
+    "length", "hang", "offspring", "boom", "nan", "text", "patient", "digits", "run", "reader", "huge", "die", "heavy",
+    "leave", "mute", "forks", "wordy",
 )  # fmt: skip
 
 
@@ -117,12 +134,21 @@ async def test_a_users_function_scores_in_order_and_keeps_its_breakdown(pool: Re
         ("digits", "reward is str, not a number"),
         ("huge", "not finite"),
         ("die", "process ended"),
+        ("leave", "SystemExit: enough"),
+        ("mute", "Mute"),
+        ("wordy", "66 keys, at most 64"),
         ("missing", "not configured"),
     ],
 )
 async def test_a_failing_function_is_an_error_and_the_pool_goes_on(pool: RewardPool, name: str, message: str) -> None:
     with pytest.raises(RewardError, match=message):
         await pool.score(name, [sample("1.0")])
+    assert (await pool.score("length", [sample("abc")]))[0].value == 3.0
+
+
+async def test_the_child_of_a_function_that_forks_answers_nothing(pool: RewardPool) -> None:
+    for _ in range(3):
+        assert [r.value for r in await pool.score("forks", [sample(), sample()])] == [1.0, 1.0]
     assert (await pool.score("length", [sample("abc")]))[0].value == 3.0
 
 
