@@ -103,7 +103,7 @@ class PushConfig(Settings):
     """False lets replicas take every version from the artefact."""
     backend: Literal["gloo", "nccl"] = "gloo"
     host: str = "127.0.0.1"
-    """Address of this machine that replicas reach."""
+    """Address, of the node where the policy's first worker runs, that replicas reach."""
     invite_s: float = Field(default=3.0, gt=0)
     """Longest wait for the live replicas to accept an epoch; it starts as soon as all did."""
     op_timeout_s: float = Field(default=10.0, gt=0)
