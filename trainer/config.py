@@ -171,7 +171,7 @@ class TrainOptions(Settings):
     """So many steps in a row with a non-finite loss or gradient stop the run."""
     max_dead_batches: int = Field(default=4, ge=1)
     """So many batches' worth of groups that end dead, and none between them that can be trained, stop the run."""
-    stall_s: float = Field(default=600.0, gt=0)
+    stall_s: float = Field(default=120.0, gt=0)
     """A warning is logged when no experience arrives for this long."""
 
     @model_validator(mode="after")

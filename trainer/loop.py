@@ -189,9 +189,10 @@ class TrainingLoop:
             **result.metrics,
         }
         add_step(self.progress.totals, record)
+        self._last = record
+        # Before the checkpoint, after which no start would do the step again and write its line.
+        self._parts.metrics.step(record)
         await self._checkpoint_if_due()
-        self._last = {**record, "checkpoint_s": time.monotonic() - published}
-        self._parts.metrics.step(self._last)
         self._evaluate_if_due()
 
     async def _intake(self, entry: JournalEntry | None, version: int) -> Intake | None:

@@ -38,3 +38,4 @@ async def test_a_replay_killed_at_a_milestone_ends_with_the_weights_of_its_twin(
     assert config.replay is not None
     await daemon._replay(config, config.replay)
     assert result_of(config) == result_of(twin)
+    assert {line["step"] for line in metrics(config.run_dir)} == {line["step"] for line in metrics(twin.run_dir)}
