@@ -10,6 +10,7 @@ from typing import Any
 from deploy.status import gateway
 from rollout.client import RolloutClient
 from rollout.errors import ConfigError
+from rollout.strict_json import parse
 
 _SOURCES = ("prompt", "messages", "prompt_ids")
 
@@ -74,7 +75,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            entry = json.loads(line)
+            entry = parse(line, unique_keys=True)
         except ValueError as error:
             raise ConfigError(f"{path}:{number}: not a JSON object: {error}") from error
         if not isinstance(entry, dict) or sum(key in entry for key in _SOURCES) != 1:

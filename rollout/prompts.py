@@ -4,7 +4,6 @@ Each line is an object with exactly one of `prompt` (text), `messages` (chat) or
 key becomes metadata for the reward function.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,8 @@ import numpy as np
 
 from rollout.codec import check_storable
 from rollout.errors import CodecError, ConfigError
+from rollout.messages import joined_text
+from rollout.strict_json import parse
 
 PromptSource = str | list[Mapping[str, Any]] | list[int]
 Tokenise = Callable[[PromptSource], tuple[Sequence[int], str]]
@@ -55,7 +56,7 @@ def _parse(line: bytes, where: str, tokenise: Tokenise, max_prompt_tokens: int) 
     if len(line) > _MAX_LINE_BYTES:
         raise ConfigError(f"{where}: {len(line)} bytes, at most {_MAX_LINE_BYTES} in a line")
     try:
-        entry = json.loads(line)
+        entry = parse(line, unique_keys=True)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON: {error}") from error
     if not isinstance(entry, dict):
@@ -63,8 +64,7 @@ def _parse(line: bytes, where: str, tokenise: Tokenise, max_prompt_tokens: int) 
     forms = [form for form in _FORMS if form in entry]
     if len(forms) != 1:
         raise ConfigError(f"{where}: exactly one of {', '.join(_FORMS)} is expected, found {forms or 'none'}")
-    source = entry.pop(forms[0])
-    _check_source(forms[0], source, where)
+    source = _checked(forms[0], entry.pop(forms[0]), where)
     try:
         ids, text = tokenise(source)
     except Exception as error:  # the tokeniser and its chat template are the user's
@@ -78,17 +78,44 @@ def _parse(line: bytes, where: str, tokenise: Tokenise, max_prompt_tokens: int) 
     return Prompt(tuple(int(i) for i in ids), text, entry)
 
 
-def _check_source(form: str, source: object, where: str) -> None:
+def _checked(form: str, source: Any, where: str) -> PromptSource:
+    if form == "messages":
+        return _messages(source, where)
     if form == "prompt":
         valid, expected = isinstance(source, str) and bool(source), "non-empty text"
-    elif form == "messages":
-        valid = isinstance(source, list) and bool(source) and all(isinstance(m, dict) and "role" in m for m in source)
-        expected = "a non-empty list of messages with a role"
     else:
         valid = isinstance(source, list) and bool(source) and all(type(i) is int and 0 <= i < 2**31 for i in source)
         expected = "a non-empty list of token ids"
     if not valid:
         raise ConfigError(f"{where}: {form} must be {expected}")
+    checked: PromptSource = source
+    return checked
+
+
+def _messages(source: Any, where: str) -> list[Mapping[str, Any]]:
+    if not isinstance(source, list) or not source:
+        raise ConfigError(f"{where}: messages must be a non-empty list")
+    return [_message(message, f"{where}: messages.{i}") for i, message in enumerate(source)]
+
+
+def _message(message: Any, where: str) -> Mapping[str, Any]:
+    """With text for content: templates render what they are given, and a None or a list of parts trains as such."""
+    if not isinstance(message, dict):
+        raise ConfigError(f"{where} must be an object with role and content, not {message!r:.80}")
+    for key in ("role", "content"):
+        if key not in message:
+            raise ConfigError(f"{where}.{key}: required, but missing")
+    role, content = message["role"], message["content"]
+    if not isinstance(role, str) or not role:
+        raise ConfigError(f"{where}.role must be non-empty text, not {role!r:.80}")
+    if isinstance(content, list):
+        try:
+            content = joined_text(content)
+        except ValueError as error:
+            raise ConfigError(f"{where}.content: {error}") from None
+    if not isinstance(content, str):
+        raise ConfigError(f"{where}.content must be text, not {content!r:.80}")
+    return {**message, "content": content}
 
 
 def epoch_order(count: int, *, seed: int, epoch: int) -> list[int]:

@@ -1,8 +1,6 @@
 """Bounds on what reaches the gateway's routes: body bytes, JSON form, requests in flight."""
 
 import asyncio
-import json
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rollout.strict_json import parse
 from services.api_errors import ApiError, over_limit, retry_after, shown
 
 MAX_JSON_DEPTH = 64
@@ -117,7 +116,7 @@ async def read_json(request: Request) -> Any:
 def strict_json(body: bytes) -> Any:
     """Parse UTF-8 JSON without NaN, infinities, lone surrogates, huge integers or deep nesting; raises ApiError 400."""
     try:
-        value = json.loads(body.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite)
+        value = parse(body.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise _malformed(f"not UTF-8 at byte {error.start}") from None
     except RecursionError:
@@ -153,17 +152,6 @@ def _check_text(text: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise _malformed(f"a string holds a lone surrogate at position {error.start}") from None
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON; numbers must be finite")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"the number {shown(text)} is not finite")
-    return number
 
 
 def _malformed(what: str) -> ApiError:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from pydantic import ValidationError
 from starlette.responses import Response, StreamingResponse
 
+from rollout.messages import joined_text
 from services.api_errors import ApiError, from_validation, over_limit, shown
 from services.auth import Role
 from services.gateway_parts import GatewayParts
@@ -158,17 +159,10 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if not isinstance(content, list):
         return {**message, "content": content or ""}
-    for part in content:
-        if part.get("type") != "text":
-            complaint = (
-                f"content part of type {shown(part['type'])}" if "type" in part else "content part without a type"
-            )
-            text = f"messages: {complaint} is not supported; text parts are"
-            raise ApiError(400, text, code="unsupported_content", param="messages")
-        if not isinstance(part.get("text"), str):
-            text = f"messages: a text part needs text, not {shown(part.get('text'))}"
-            raise ApiError(400, text, code="unsupported_content", param="messages")
-    return {**message, "content": "".join(part["text"] for part in content)}
+    try:
+        return {**message, "content": joined_text(content)}
+    except ValueError as error:
+        raise ApiError(400, f"messages: {error}", code="unsupported_content", param="messages") from None
 
 
 def _engine_headers() -> dict[str, str]:

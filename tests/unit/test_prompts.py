@@ -39,6 +39,31 @@ def test_all_three_forms_are_read_and_the_rest_is_metadata(tmp_path: Path) -> No
     ]
 
 
+HI = {"role": "user", "content": "hi"}
+
+
+def test_the_text_parts_of_a_message_are_joined(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    path = write(tmp_path / "p.jsonl", {"messages": [HI, {"role": "assistant", "content": parts, "name": "x"}]})
+    seen: list[PromptSource] = []
+
+    def tokenise(source: PromptSource) -> tuple[Sequence[int], str]:
+        seen.append(source)
+        return letters(source)
+
+    (prompt,) = read_prompts(path, tokenise, max_prompt_tokens=9)
+    assert prompt.prompt_text == "hiab"
+    assert seen == [[HI, {"role": "assistant", "content": "ab", "name": "x"}]]
+
+
+def test_what_the_tokeniser_refuses_is_named_by_file_and_number(tmp_path: Path) -> None:
+    def refuse(source: PromptSource) -> tuple[Sequence[int], str]:
+        raise ValueError("no template")
+
+    with pytest.raises(ConfigError, match=r"p\.jsonl:1: messages cannot be tokenised: no template"):
+        read_prompts(write(tmp_path / "p.jsonl", {"messages": [HI]}), refuse, max_prompt_tokens=9)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -48,12 +73,26 @@ def test_all_three_forms_are_read_and_the_rest_is_metadata(tmp_path: Path) -> No
         ({"prompt": "a", "prompt_ids": [1]}, "exactly one of"),
         ({"prompt": ""}, "prompt must be non-empty text"),
         ({"prompt": 3}, "prompt must be non-empty text"),
-        ({"messages": []}, "messages must be"),
-        ({"messages": [{"content": "no role"}]}, "messages must be"),
+        ({"messages": []}, "messages must be a non-empty list"),
+        ({"messages": ["hi"]}, r"messages\.0 must be an object with role and content, not 'hi'"),
+        ({"messages": [{"content": "no role"}]}, r"messages\.0\.role: required, but missing"),
+        ({"messages": [{"role": 5, "content": "a"}]}, r"messages\.0\.role must be non-empty text, not 5"),
+        ({"messages": [HI, {"role": "user"}]}, r"messages\.1\.content: required, but missing"),
+        ({"messages": [HI, {"role": "user", "content": None}]}, r"messages\.1\.content must be text, not None"),
+        ({"messages": [{"role": "user", "content": 5}]}, r"messages\.0\.content must be text, not 5"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            r"messages\.0\.content: content part of type 'image_url' is not supported",
+        ),
+        ({"messages": [{"role": "user", "content": ["a"]}]}, r"messages\.0\.content: content part 'a' is not an obj"),
         ({"prompt_ids": [1, True]}, "prompt_ids must be"),
         ({"prompt_ids": [-1]}, "prompt_ids must be"),
         ({"prompt": "abcde"}, "5 tokens, allowed are 1 to 4"),
-        ({"messages": [{"role": "user"}]}, "cannot be tokenised"),
+        ('{"prompt": "a", "level": NaN}', "not JSON: NaN is not JSON; numbers must be finite"),
+        ('{"prompt": "a", "level": {"x": [-Infinity]}}', "-Infinity is not JSON"),
+        ('{"prompt": "a", "level": 1e999}', "'1e999' is not finite"),
+        ('{"prompt": "a", "prompt": "b"}', "the key 'prompt' stands there twice"),
+        ('{"prompt": "a", "info": {"x": 1, "x": 2}}', "the key 'x' stands there twice"),
         ({"prompt": "a", "answer": 2**70}, "cannot be stored: Integer value out of range"),
         ({"prompt": "a", "answer": "\ud83d"}, "cannot be stored: .*surrogate"),
     ],

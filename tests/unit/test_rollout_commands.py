@@ -38,7 +38,13 @@ def test_a_server_that_is_not_there_is_named_with_the_remedy(
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [("{", "not a JSON object"), ('{"text": "x"}', "exactly one of prompt"), ("[1]", "exactly one of prompt")],
+    [
+        ("{", "not a JSON object"),
+        ('{"text": "x"}', "exactly one of prompt"),
+        ("[1]", "exactly one of prompt"),
+        ('{"prompt": "x", "score": NaN}', "NaN"),
+        ('{"prompt": "x", "prompt": "y"}', "twice"),
+    ],
 )
 def test_submit_names_the_line_of_a_bad_prompt(
     line: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
