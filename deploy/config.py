@@ -16,9 +16,10 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -193,6 +194,8 @@ def describe(error: ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         text = f"{field}: unknown key{_known_keys(first['loc'])}"
+    elif first["type"] == "missing" and isinstance(first["loc"][-1], int):
+        text = _too_few(first)
     elif first["type"] == "missing":
         section = _section_at(first["loc"])
         text = f"{field}: missing; set it in the TOML file or with --{field}{'.*' if section else ''}"
@@ -201,6 +204,13 @@ def describe(error: ValidationError) -> str:
     else:
         text = f"{field}: {first['input']!r} is not accepted: {message}"
     return f"{text} (and {len(others)} more)" if others else text
+
+
+def _too_few(found: ErrorDetails) -> str:
+    """A list of fixed length that ended early; its elements have no flags of their own."""
+    *section, place = found["loc"]
+    field = ".".join(str(part) for part in section)
+    return f"{field}: value {int(place) + 1} is missing; set all in the TOML file or with --{field} A,B"
 
 
 def flags_help() -> str:
@@ -277,9 +287,19 @@ def _flag_lines(section: type[BaseModel], prefix: str) -> list[str]:
             continue
         default = "required" if field.is_required() else f"default {field.get_default(call_default_factory=True)!s}"
         limits = "".join(f", {_SIGNS[kind]} {value}" for rule in field.metadata for kind, value in _bounds(rule))
+        limits += _choices(field.annotation)
         doc = " ".join((field.description or "").split())
         lines.append(f"  --{prefix}{name}  ({default}{limits})  {doc}".rstrip())
     return lines
+
+
+def _choices(annotation: Any) -> str:
+    """The values that a Literal, or a list of them, allows; "" for any other type."""
+    listed = get_origin(annotation) is tuple
+    literal = get_args(annotation)[0] if listed else annotation
+    if get_origin(literal) is not Literal:
+        return ""
+    return f", {'any' if listed else 'one'} of {' | '.join(map(str, get_args(literal)))}"
 
 
 def _bounds(rule: object) -> list[tuple[str, object]]:

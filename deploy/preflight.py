@@ -129,9 +129,10 @@ async def _greet(redis: RedisConfig) -> None:
     try:
         store = await RedisStore.connect(redis, role="preflight")
     except StoreUnavailable as error:
-        text = str(error).replace(redis.url or shown, shown)
+        text = str(error).replace(redis.url or shown, shown).rstrip(".")  # it names the address
         raise StoreUnavailable(
-            f"redis.url={shown}: {text}. Or leave redis.url (and REDIS_URL) out for a server of its own."
+            f"redis.url: {text}. Start it, correct the address, or leave redis.url (and REDIS_URL) out for a server of "
+            "its own."
         ) from error
     except ValueError as error:
         raise ConfigError(

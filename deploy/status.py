@@ -5,12 +5,15 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deploy.local import running_fleet
 from deploy.tokens import client_token
 from rollout.client import RolloutClient
 from rollout.errors import ConfigError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
 _RETRY_S = 3.0
@@ -70,15 +73,25 @@ def _print_tables(status: dict[str, Any]) -> None:
     console.print(f"fleet {status['fleet']}, model {status['model']}, durability {status['durability']}")
     console.print(summary(status))
     replicas = Table("replica", "state", "version", "seats", "users", "rollouts", "tokens", "detail", title="Replicas")
+    for column in replicas.columns:
+        column.overflow = "fold"  # a narrow terminal must not cut names and reasons
     for beat in status["replicas"]:
         figures = ("version", "seats_total", "seats_users", "seats_rollouts", "rollout_tokens")
         replicas.add_row(beat["replica"], beat["state"], *(str(beat[figure]) for figure in figures), beat["detail"])
     console.print(replicas)
     for run, content in status["runs"].items():
-        ledger = content["ledger"]
-        table = Table(*ledger, title=f"Run {run} (groups)")
-        table.add_row(*(str(number) for number in ledger.values()))
-        console.print(table)
+        console.print(_ledger_table(run, content["ledger"]))
+
+
+def _ledger_table(run: str, ledger: dict[str, int]) -> "Table":
+    """One row a state: side by side, a dozen of them do not fit a terminal of 80 columns."""
+    from rich.table import Table
+
+    table = Table("state", title=f"Run {run}")
+    table.add_column("groups", justify="right")
+    for state, number in ledger.items():
+        table.add_row(state, str(number))
+    return table
 
 
 def _ms(value: float | None) -> str:

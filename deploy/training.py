@@ -26,7 +26,7 @@ def train(config: NightshiftConfig, *, replay: Path | None = None) -> int:
     try:
         embedded, redis = enter_redis(stack, settings.redis)
         if redis.url is not None and embedded is not None and running_fleet(config.state_dir, settings.fleet) is None:
-            print(f"no local fleet {settings.fleet} runs yet: training begins when one does", file=sys.stderr)
+            print(f"no local fleet {settings.fleet!r} runs yet: training begins when one does", file=sys.stderr)
         return _run(stack, settings.model_copy(update={"redis": redis}), embedded=embedded, own_ray=True)
     finally:
         with uninterrupted():

@@ -12,9 +12,11 @@ ImportPath = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z
 
 
 class Settings(BaseModel):
-    """Base of every section: unknown keys are errors."""
+    """Base of every section: unknown keys are errors, and so are infinities, which `gt` alone lets through."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class RedisConfig(Settings):
@@ -27,6 +29,7 @@ class RedisConfig(Settings):
     dir: Path = Path("runs/.redis")
     """Data directory of the embedded server (mode 0700), and where other processes find its socket."""
     connect_timeout_s: float = Field(default=10.0, gt=0, le=300)
+    """Longest wait for the server's first answer, at start."""
     outage_s: float = Field(default=60.0, gt=0, le=86_400)
     """How long a lost connection is retried before it is an error."""
 

@@ -8,7 +8,10 @@ repetition mends (a refused login, a database or a permission that is not there)
 
 import asyncio
 import hashlib
+import os
 import re
+import socket
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from importlib import resources
@@ -156,7 +159,7 @@ class RedisStore:
             async with asyncio.timeout(limit):
                 info = await self._answered(lambda: self._execute("INFO"), limit, heard)
         except TimeoutError as error:
-            raise self._silent(limit, heard[-1] if heard else None) from error
+            raise self._silent(limit, "connect_timeout_s", heard[-1] if heard else None) from error
         except ResponseError as error:
             raise StoreUnavailable(f"{self.config.redacted_url} refused INFO: {error}") from error
         if (problem := unsuitable(info)) is not None:
@@ -197,7 +200,8 @@ class RedisStore:
                     answer = await self._attempt(call, heard)
         except RedisError as error:
             if _is_lost(error):
-                raise self._silent(limit, error) from error
+                knob = "outage_s" if outage_s is None else "connect_timeout_s"
+                raise self._silent(limit, knob, error) from error
             raise _translated(_answer(error), self.config.redacted_url, self.config.namespace) from error
         if task and task.cancelling() > cancellations:
             # some await of the client library swallows a cancellation
@@ -215,9 +219,9 @@ class RedisStore:
                 await self._client.connection_pool.disconnect(inuse_connections=False)
             raise
 
-    def _silent(self, limit_s: float, last: RedisError | None) -> StoreUnavailable:
-        said = "" if last is None else f": {last}"
-        return StoreUnavailable(f"{self.config.redacted_url} did not answer for {limit_s:g} s{said}")
+    def _silent(self, limit_s: float, knob: str, last: RedisError | None) -> StoreUnavailable:
+        said = "" if last is None else f": {_cause(last)}"
+        return StoreUnavailable(f"{self.config.redacted_url} did not answer for {limit_s:g} s (redis.{knob}){said}")
 
 
 def _named(name: str) -> Callable[[Any], Awaitable[None]]:
@@ -240,6 +244,16 @@ def _answer(error: RedisError) -> RedisError:
     """What the server said; while connecting the client wraps it in a ConnectionError."""
     cause = error.__cause__
     return cause if isinstance(cause, (AuthenticationError, ResponseError)) else error
+
+
+def _cause(error: RedisError) -> str:
+    """Why, without the address, which the client and the system each name once more."""
+    cause = error.__cause__ or error.__context__
+    if isinstance(cause, socket.gaierror):
+        return str(cause.strerror)
+    if isinstance(cause, OSError) and cause.errno and not isinstance(cause, ssl.SSLError):
+        return os.strerror(cause.errno)  # what asyncio says in its place names the address again
+    return str(error).rstrip(".")
 
 
 def _said(error: RedisError) -> str:

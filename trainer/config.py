@@ -1,12 +1,14 @@
 """Settings of a training run."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from rollout.config import ModelConfig, Name, RedisConfig, Settings
 from trainer.algorithm import GROUP_ADVANTAGES, AlgorithmConfig
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class PromptsConfig(Settings):
@@ -29,7 +31,8 @@ class SamplingConfig(Settings):
 
     n: int = Field(default=8, ge=1, le=1024)
     max_tokens: int = Field(default=256, ge=1)
-    temperature: float = Field(default=1.0, gt=0, le=10)
+    temperature: float = Field(default=1.0, gt=0, le=2)
+    """At most 2, beyond which vLLM refuses every group."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
 
@@ -65,7 +68,8 @@ class OptimizerConfig(Settings):
     """AdamW."""
 
     lr: float = Field(default=1e-6, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    """Of the two running means, each >= 0 and < 1."""
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     grad_clip: float = Field(default=1.0, gt=0)

@@ -5,13 +5,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deploy import cli
 from deploy.config import load
 from deploy.preflight import check_model
-from deploy.training import replay_name
+from deploy.training import replay_name, train
 from rollout.errors import ConfigError
 from tests.command import run
 
@@ -168,7 +169,9 @@ def test_a_redis_that_does_not_answer_is_named_without_its_password(
     flags = ["--redis.url", "redis://:hunter2@127.0.0.1:1", "--redis.connect_timeout_s", "0.2"]
     outcome = run(capsys, command, "-c", str(toml), *flags, "--fleet.gateway.port", "18431")
     assert outcome.code == cli.UNAVAILABLE
-    assert "127.0.0.1:1" in outcome.stderr
+    assert outcome.stderr.count("127.0.0.1:1") == 1
+    assert "did not answer for 0.2 s (redis.connect_timeout_s): Connection refused. Start it" in outcome.stderr
+    assert ".." not in outcome.stderr
     assert "hunter2" not in outcome.stderr
 
 
@@ -219,3 +222,19 @@ def test_a_model_without_a_type_is_refused_before_the_engine_starts(tmp_path: Pa
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="model_type"):
         check_model(tmp_path)
+
+
+def test_train_says_by_its_quoted_name_which_fleet_it_waits_for(
+    toml: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_ins: dict[str, Any] = {
+        "check_trainer": lambda config: None,
+        "enter_redis": lambda stack, redis: (object(), redis.model_copy(update={"url": "unix:///s"})),
+        "running_fleet": lambda state_dir, fleet: None,
+        "_run": lambda *args, **options: cli.OK,
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(f"deploy.training.{name}", stand_in)
+    config = load([toml], ["--train.prompts.train", "p.jsonl", "--fleet_name", "fleet"])
+    assert train(config) == cli.OK
+    assert "no local fleet 'fleet' runs yet" in capsys.readouterr().err

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.config import load, write_resolved
+from deploy.config import flags_help, load, write_resolved
+from rollout.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("command_process")
 
@@ -50,3 +51,25 @@ def test_a_tilde_is_the_home_directory_everywhere(toml: Path, tmp_path: Path, mo
     config = load([toml], flags)
     train = config.train_config()
     assert (config.state_dir, train.prompts.train, train.runs_dir) == tuple(tmp_path / n for n in ("s", "p.jsonl", "r"))
+
+
+@pytest.mark.parametrize(
+    ("betas", "message"),
+    [
+        ("0.9", r"train\.optimizer\.betas: value 2 is missing; .* with --train\.optimizer\.betas A,B$"),
+        ("0.9,1", r"train\.optimizer\.betas\.1: 1 is not accepted: Input should be less than 1$"),
+    ],
+)
+def test_a_list_that_is_too_short_is_not_said_to_lack_a_flag(toml: Path, betas: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load([toml], ["--train.optimizer.betas", betas])
+    assert load([toml], ["--train.optimizer.betas", "0.9,0.5"]).train_config().optimizer.betas == (0.9, 0.5)
+
+
+def test_the_list_of_flags_shows_what_a_setting_may_be() -> None:
+    lines = {line.split()[0]: line for line in flags_help().splitlines() if line.startswith("  --")}
+    assert "(default gloo, one of gloo | nccl)" in lines["--train.push.backend"]
+    assert "(default 0, one of 0 | 1 | 2)" in lines["--train.workers.zero_stage"]
+    assert "any of eval | train | collect)" in lines["--fleet.harvest.purposes"]
+    for flag in ("algorithm.correction", "algorithm.loss", "workers.device"):
+        assert ", one of " in lines[f"--train.{flag}"]
