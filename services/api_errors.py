@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -79,16 +79,43 @@ def shown(value: object) -> str:
 
 def from_validation(error: ValidationError | RequestValidationError, status: int) -> ApiError:
     """The first thing that a schema found wrong, as field, complaint and value."""
-    first = error.errors()[0]
-    parts = [str(part) for part in first["loc"] if part not in {"body", "query", "path", "header"}]
+    first = _nearest(error.errors())
+    parts = _parts(first)
     field = ".".join(parts[:1] + [part for part in parts[1:] if not _BRANCH.search(part)])
     complaint = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         complaint = "not a known field here"
+    elif first["type"] in {"too_short", "string_too_short"} and not first.get("input"):
+        complaint = f"must not be empty: {complaint}"
     elif first["type"] == "missing":
         return ApiError(status, f"{field}: required, but missing", code="missing_field", param=field)
     message = f"{field or 'body'}: {complaint}; got {shown(first.get('input'))}"
     return ApiError(status, message, code="invalid_value", param=field or None)
+
+
+def _parts(found: Mapping[str, Any]) -> list[str]:
+    return [str(part) for part in found["loc"] if part not in {"body", "query", "path", "header"}]
+
+
+def _nearest(errors: Sequence[Any]) -> Mapping[str, Any]:
+    """The first error; of a union, whose branches all complain, that of the branch which the value comes nearest to."""
+    first: Mapping[str, Any] = errors[0]
+    parts = _parts(first)
+    at = next((i for i, part in enumerate(parts) if i and _BRANCH.search(part)), None)
+    if at is None:
+        return first
+    branches: dict[str, Mapping[str, Any]] = {}
+    for found in errors:
+        others = _parts(found)
+        if len(others) > at and others[:at] == parts[:at]:
+            branches.setdefault(others[at], found)  # a branch is as near as its first error says
+    return max(branches.values(), key=_nearness)
+
+
+def _nearness(found: Mapping[str, Any]) -> tuple[bool, int, int]:
+    """A value of the right type comes before one that is wrong further inside, and that before one wrong sooner."""
+    last = found["loc"][-1]
+    return not found["type"].endswith("_type"), len(found["loc"]), last if isinstance(last, int) else 0
 
 
 def _of_rollout(error: Exception) -> ApiError:

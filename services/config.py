@@ -44,7 +44,8 @@ class EngineConfig(Settings):
     """torch.compile and graph capture at start. By default on a GPU only: on a CPU it costs half a minute of start and
     brings no more tokens a second."""
     extra: dict[str, object] = Field(default_factory=dict)
-    """Further vLLM engine arguments, passed as they are; those that have a setting of their own are refused."""
+    """Further vLLM engine arguments, passed as they are; those that have a setting of their own are refused. With
+    `enable_auto_tool_choice = true` and `tool_call_parser` users' chats may give `tools`."""
 
     @field_validator("extra")
     @classmethod

@@ -117,14 +117,13 @@ class RolloutApi:
             return self._stream(request, queue, ids, form, wait_s)
         start, stop = self._page(cursor, limit or min(_PAGE_OF_SAMPLES, self._page_size), len(ids))
         statuses, groups = await _page_of_groups(queue, ids, start, stop)
-        if not any(statuses):
-            await self._kept(rollout_id, queue, ids)
+        kept = statuses if any(statuses) else await self._kept(rollout_id, queue, ids)
         stop = start + len(groups)
         page = SamplesPage(
             id=rollout_id,
             groups=[],
             next_cursor=str(stop) if stop < len(ids) else None,
-            done=all(map(is_finished, statuses)),
+            done=all(map(is_finished, statuses or kept)),
         )
         body = page.model_dump_json(exclude={"groups"})
         return Response(f'{body[:-1]},"groups":[{",".join(groups)}]}}', media_type="application/json")

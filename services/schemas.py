@@ -63,8 +63,9 @@ class SamplingBody(_Body):
     """Only settings with which a sample that is cut and resumed keeps its distribution."""
 
     max_tokens: int | None = Field(default=None, ge=1)
-    """Most response tokens of one sample; 256 where it is left out, or the operator's limit where that is lower."""
-    temperature: float = Field(default=1.0, ge=0, le=10)
+    """Most response tokens of one sample; 256 where it is left out, or the operator's limit or what the model has room
+    for beside the prompt, whichever is least."""
+    temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0, le=_MAX_TOKEN_ID)
     """0 keeps every token."""
@@ -303,7 +304,7 @@ class SamplesPage(BaseModel):
     next_cursor: str | None
     """None on the last page."""
     done: bool
-    """Every group of this page has its samples or its end."""
+    """Every group of this page has its samples or its end; where the page is empty, every group of the submission."""
 
 
 class Cancelled(BaseModel):

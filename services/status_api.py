@@ -34,6 +34,7 @@ class StatusApi:
         router.get("/metrics", dependencies=guard, response_class=Response, responses={**ERRORS, **page})(self.metrics)
         sick: Answers = {503: {"description": "The store does not answer, or no replica is ready."}}
         router.get("/healthz", responses=sick)(self.healthz)
+        router.head("/healthz", include_in_schema=False)(self.healthz)  # what load balancers ask
         return router
 
     async def status(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from rollout.rewards import BUILTIN
 from rollout.types import Purpose, RewardSpec, RolloutRequest, Sampling
 from services.api_errors import ApiError, over_limit
 from services.config import FleetConfig, LimitsConfig
-from services.schemas import SubmitBody
+from services.schemas import SamplingBody, SubmitBody
 from services.tokenizer import TokenisedPrompt
 
 MAX_KEY_CHARS = 255
@@ -87,28 +87,17 @@ def check_stop_tokens(body: SubmitBody, vocab_size: int) -> None:
 
 def to_requests(body: SubmitBody, prompts: Sequence[TokenisedPrompt], fleet: FleetConfig) -> list[RolloutRequest]:
     """One request per prompt; raises ApiError 422 when one does not fit the context."""
-    settings = body.sampling
-    max_tokens = settings.max_tokens or min(_DEFAULT_MAX_TOKENS, fleet.gateway.limits.max_tokens)
-    sampling = Sampling(
-        max_tokens=max_tokens,
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        top_k=settings.top_k,
-        stop_token_ids=tuple(settings.stop_token_ids),
-        seed=settings.seed,
-    )
     reward = RewardSpec(body.reward.name, body.reward.params) if body.reward else None
     expires_in = None if body.deadline_s is None else max(1, round(body.deadline_s * 1000))
     requests = []
     for i, prompt in enumerate(prompts):
         field = "prompt" if body.prompts is None else f"prompts.{i}"
-        check_context(field, len(prompt.ids), max_tokens, fleet.engine.max_model_len, status=422)
         requests.append(
             RolloutRequest(
                 prompt_ids=prompt.ids,
                 prompt_text=prompt.text,
                 n=body.n,
-                sampling=sampling,
+                sampling=_sampling(body.sampling, field, len(prompt.ids), fleet),
                 reward=reward,
                 purpose=Purpose(body.purpose),
                 tenant=body.tenant,
@@ -117,6 +106,21 @@ def to_requests(body: SubmitBody, prompts: Sequence[TokenisedPrompt], fleet: Fle
             )
         )
     return requests
+
+
+def _sampling(settings: SamplingBody, field: str, prompt_tokens: int, fleet: FleetConfig) -> Sampling:
+    """For one prompt: what is asked for must fit beside it, the default is cut to what does."""
+    longest = fleet.engine.max_model_len
+    check_context(field, prompt_tokens, settings.max_tokens or 1, longest, status=422)
+    default = min(_DEFAULT_MAX_TOKENS, fleet.gateway.limits.max_tokens, longest - prompt_tokens)
+    return Sampling(
+        max_tokens=settings.max_tokens or default,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        stop_token_ids=tuple(settings.stop_token_ids),
+        seed=settings.seed,
+    )
 
 
 def body_digest(body: Any) -> str:

@@ -83,6 +83,7 @@ class UserApi:
         field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         self._check_common(body, asked, field)
+        self._check_tools(body)
         messages = [_plain(m.model_dump(exclude_none=True)) for m in body.messages]
         options: dict[str, Any] = dict(body.chat_template_kwargs or {})
         if body.tools:
@@ -104,6 +105,19 @@ class UserApi:
             raise over_limit(400, "n", body.n, self._limits.max_n, _MAX_N)
         if asked is not None and asked > self._limits.max_tokens:
             raise over_limit(400, field, asked, self._limits.max_tokens, "gateway.limits.max_tokens")
+
+    def _check_tools(self, body: ChatBody) -> None:
+        """Without a parser the engine takes tools only to refuse them, by the names of flags that are not ours."""
+        if not body.tools or body.tool_choice == "none":
+            return
+        extra = self._parts.fleet.engine.extra
+        if missing := [f"fleet.engine.extra.{name}" for name in _TOOL_SETTINGS if not extra.get(name)]:
+            message = (
+                f"tools: this fleet reads no tool calls, as its operator did not set {' and '.join(missing)} (true, "
+                "and the name of vLLM's parser for the model); leave tools out, or give tool_choice 'none' to only "
+                "show them to the model"
+            )
+            raise ApiError(400, message, code="unsupported_tools", param="tools")
 
     def _room(self, prompt_tokens: int, asked: int | None, field: str) -> int:
         longest = self._parts.fleet.engine.max_model_len
@@ -132,6 +146,8 @@ class UserApi:
 
 _MAX_N = "gateway.limits.max_n"
 _OPENAI_DEFAULT = 16
+_TOOL_SETTINGS = ("enable_auto_tool_choice", "tool_call_parser")
+"""vLLM's; Ray Serve LLM hands both to its frontend, which loads the parser of any tool choice only with both."""
 Body = TypeVar("Body", CompletionBody, ChatBody)
 
 

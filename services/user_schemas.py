@@ -8,6 +8,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
+MAX_CACHE_SALT = 128
+_NOT_IN_CACHE_SALT = "@/\\\0"
 
 DROPPED = frozenset({"priority", "kv_transfer_params", "ec_transfer_params", "request_id", "session_id", "vllm_xargs"})
 """Removed without complaint: engine settings that some clients send by habit and that no user may choose."""
@@ -28,9 +30,17 @@ def _check_template_variables(variables: dict[str, Any] | None) -> dict[str, Any
     return variables
 
 
+def _check_cache_salt(salt: str) -> str:
+    """vLLM's own rule; it would refuse the request later, in words about itself."""
+    if found := sorted(set(salt) & set(_NOT_IN_CACHE_SALT)):
+        raise ValueError(f"must not contain {' '.join(map(repr, found))}; none of @ / \\ NUL may stand in it")
+    return salt
+
+
 Hint = Annotated[Any, Field(exclude=True)]
 """Parameters of the OpenAI SDK that mean nothing to these engines: accepted whatever their value, and not passed on."""
 TemplateVariables = Annotated[dict[str, Any], AfterValidator(_check_template_variables)]
+CacheSalt = Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT), AfterValidator(_check_cache_salt)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -71,7 +81,7 @@ class _UserBody(BaseModel):
     return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool | None = None
     response_format: dict[str, Any] | None = None
-    cache_salt: str | None = Field(default=None, min_length=1, max_length=255)
+    cache_salt: CacheSalt | None = None
     user: str | None = Field(default=None, max_length=255)
 
 
@@ -101,12 +111,15 @@ class CompletionBody(_UserBody):
 
 
 class ChatMessage(BaseModel):
-    """One message; further keys (name, tool_calls, tool_call_id) are passed on."""
+    """One message; further keys are passed on."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: str = Field(min_length=1, max_length=64)
     content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
 
 
 class ChatBody(_UserBody):

@@ -50,6 +50,8 @@ ROLLOUT_BODIES = [
     pytest.param(submit(sampling={"max_tokens": 33}), 422, ["sampling.max_tokens", "33", "32"], id="max_tokens"),
     pytest.param(submit(sampling={"max_tokens": 0}), 422, ["sampling.max_tokens", "0"], id="max_tokens zero"),
     pytest.param(submit(sampling={"temperature": -1}), 422, ["sampling.temperature", "-1"], id="temperature"),
+    pytest.param(submit(sampling={"temperature": 2.5}), 422, ["sampling.temperature", "2.5", "equal to 2"], id="hot"),
+    pytest.param(submit(prompts=["w " * 64], sampling=...), 422, ["prompts", "64", "max_model_len"], id="no room"),
     pytest.param(submit(sampling={"top_p": 0}), 422, ["sampling.top_p", "0"], id="top_p"),
     pytest.param(submit(sampling={"stop_token_ids": [1000]}), 422, ["stop_token_ids", "1000"], id="stop token"),
     pytest.param(submit(sampling={"seed": -1}), 422, ["sampling.seed", "-1"], id="seed"),
@@ -104,9 +106,24 @@ def chat(**changes: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **changes}
 
 
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
 USER_BODIES = [
     pytest.param(completion(model="gpt-9"), 404, ["model", "gpt-9", MODEL], id="unknown model"),
     pytest.param(completion(prompt=""), 400, ["prompt", "1 character"], id="empty prompt"),
+    pytest.param(completion(prompt=[]), 400, ["prompt:", "must not be empty", "[]"], id="no prompts"),
+    pytest.param(completion(prompt=[[]]), 400, ["prompt.0:", "must not be empty", "[]"], id="prompt of no tokens"),
+    pytest.param(completion(prompt=["", ""]), 400, ["prompt.0:", "must not be empty", "''"], id="empty prompts"),
+    pytest.param(completion(prompt=["a", 5]), 400, ["prompt.1:", "valid string", "5"], id="a number among prompts"),
+    pytest.param(completion(prompt=[1, "a"]), 400, ["prompt.1:", "valid integer", "'a'"], id="text among tokens"),
+    pytest.param(completion(prompt=[[1, -1]]), 400, ["prompt.0.1:", "equal to 0", "-1"], id="negative token"),
+    pytest.param(completion(stop=["a"] * 17), 400, ["stop:", "at most 16", "17"], id="too many stops"),
+    pytest.param(completion(stop=["a", 5]), 400, ["stop.1:", "valid string", "5"], id="a number among stops"),
+    pytest.param(completion(stop=5), 400, ["stop:", "valid string", "5"], id="stop is a number"),
+    *(
+        pytest.param(completion(cache_salt=f"a{char}b"), 400, ["cache_salt", repr(char)], id=f"salt with {char!r}")
+        for char in "@/\\\0"
+    ),
+    pytest.param(completion(cache_salt="s" * 129), 400, ["cache_salt", "at most 128"], id="long salt"),
     pytest.param(completion(prompt=LONG, max_tokens=5), 400, ["prompt", "60", "64"], id="prompt over context"),
     pytest.param(completion(prompt=[1, 1000]), 400, ["prompt", "1000", "vocabulary"], id="token beyond vocabulary"),
     pytest.param(completion(max_tokens=33), 400, ["max_tokens", "33", "32"], id="max_tokens"),
@@ -131,6 +148,23 @@ USER_BODIES = [
         for name in ("chat_template", "tokenize", "tools", "add_generation_prompt", "max_length", "tokenizer_kwargs")
     ),
     pytest.param(chat(messages=[]), 400, ["messages", "[]"], id="no messages"),
+    *(
+        pytest.param(
+            chat(messages=[{"role": "assistant", "content": "x", name: value}]),
+            400,
+            [f"messages.0.{name}:", repr(value)],
+            id=f"{name} of a wrong type",
+        )
+        for name, value in (("name", 5), ("tool_call_id", 5), ("tool_calls", "x"))
+    ),
+    pytest.param(chat(messages=[{"role": "user", "content": ["a"]}]), 400, ["messages.0.content.0:", "'a'"], id="part"),
+    pytest.param(
+        chat(tools=[TOOL]),
+        400,
+        ["tools", "fleet.engine.extra.enable_auto_tool_choice", "fleet.engine.extra.tool_call_parser"],
+        id="tools without a parser",
+    ),
+    pytest.param(chat(tools=[TOOL], tool_choice="required"), 400, ["tools", "tool_call_parser"], id="required tool"),
     pytest.param(chat(messages=[{"content": "x"}]), 400, ["messages.0.role", "missing"], id="message without role"),
     pytest.param(chat(model="gpt-9"), 404, ["model", "gpt-9"], id="chat with unknown model"),
     pytest.param(chat(max_completion_tokens=33), 400, ["max_completion_tokens", "33", "32"], id="completion tokens"),

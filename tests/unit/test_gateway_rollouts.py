@@ -146,6 +146,26 @@ async def test_samples_carry_tokens_logprobs_versions_and_reward(http: httpx.Asy
     }
 
 
+async def test_an_empty_page_is_done_when_the_submission_is(http: httpx.AsyncClient, gateway: Kit) -> None:
+    link = (await submit(http)).json()["links"]["samples"]
+    await gateway.finish(count=1)
+    seen = []
+    for _ in range(2):
+        page = (await http.get(link, params={"cursor": "2"})).json()
+        assert (page["groups"], page["next_cursor"]) == ([], None)
+        seen.append(page["done"])
+        await gateway.finish()
+    assert seen == [False, True]
+
+
+async def test_the_default_of_max_tokens_is_what_the_model_has_room_for(gateway: Kit) -> None:
+    async with connect(gateway) as http:
+        answer = await submit(http, {"prompts": ["w " * 60, "w"]})
+    assert answer.status_code == 202, answer.text
+    leases = await gateway.queues["default"].lease("e", count=9, lease_s=30, purposes=[Purpose.COLLECT])
+    assert [lease.request.sampling.max_tokens for lease in leases] == [4, 32]
+
+
 @pytest.mark.parametrize(
     ("params", "accept", "media"),
     [
@@ -287,7 +307,9 @@ async def test_free_seats_of_one_replica_are_not_lost_to_the_queue_of_another(
 
 async def test_health_needs_a_replica_that_answers(http: httpx.AsyncClient, gateway: Kit) -> None:
     assert (await http.get("/healthz")).status_code == 200
+    assert (await http.head("/healthz", headers={"Authorization": ""})).status_code == 200
     gateway.board.replicas_alive.clear()
+    assert (await http.head("/healthz")).status_code == 503
     answer = await http.get("/healthz")
     assert (answer.status_code, answer.json()["status"]) == (503, "no replica ready")
 

@@ -11,6 +11,7 @@ from openai.resources import Completions, chat
 from prometheus_client import CollectorRegistry
 from starlette.responses import Response, StreamingResponse
 
+from services.config import FleetConfig
 from services.gateway_app import build_app
 from services.metrics import UserLatency, quantiles
 from services.tokenizer import TokenisedPrompt
@@ -250,3 +251,46 @@ async def test_the_logprobs_of_a_prompt_alone_can_be_asked_for() -> None:
     (reached,) = gateway.backend.bodies
     assert (reached["max_tokens"], reached["echo"], reached["logprobs"]) == (0, True, 1)
     assert "best_of" not in reached
+
+
+def fleet_with_extra(**extra: Any) -> FleetConfig:
+    config = fleet()
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"extra": extra})})
+
+
+async def test_tools_reach_an_engine_that_reads_tool_calls_or_need_not() -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    reading = kit(fleet_with_extra(enable_auto_tool_choice=True, tool_call_parser="hermes"))
+    plain = kit()
+    for gateway, choice in ((reading, {}), (reading, {"tool_choice": "required"}), (plain, {"tool_choice": "none"})):
+        async with connect(gateway) as http:
+            answer = await http.post("/v1/chat/completions", json=body("chat", tools=tools, **choice))
+        assert answer.status_code == 200, answer.text
+        assert gateway.backend.bodies[-1]["tools"] == tools
+
+
+async def test_a_setting_for_tools_that_is_missing_is_named_alone() -> None:
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    async with connect(kit(fleet_with_extra(enable_auto_tool_choice=True))) as http:
+        answer = await http.post("/v1/chat/completions", json=body("chat", tools=tools))
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400
+    assert "fleet.engine.extra.tool_call_parser" in message
+    assert "enable_auto" not in message
+    assert "--" not in message
+    assert "tool_choice 'none'" in message
+
+
+async def test_a_conversation_with_tool_calls_reaches_the_engine_as_it_is() -> None:
+    gateway = kit()
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "hi", "name": "ann"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "seen", "tool_call_id": "c1"},
+    ]
+    async with connect(gateway) as http:
+        answer = await http.post("/v1/chat/completions", json=body("chat", messages=messages, cache_salt="ours" * 32))
+    assert answer.status_code == 200, answer.text
+    assert gateway.backend.bodies[0]["messages"] == messages
+    assert gateway.backend.bodies[0]["cache_salt"] == "ours" * 32
