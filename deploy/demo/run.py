@@ -128,8 +128,8 @@ async def _live(run: Run, config: NightshiftConfig, path: Path, fleet: LocalFlee
     prompts = [prompt_of(entry) for entry in held_out()]
     traffic = Traffic(fleet.url, fleet.tokens.user, config.model.name, prompts, max_tokens=_USER_TOKENS)
     observer = Observer(RedisBoard(store), config.fleet_name, run.directory / "metrics.jsonl")
+    stream = asyncio.create_task(traffic.stream(_USER_RATE))
     try:
-        stream = asyncio.create_task(traffic.stream(_USER_RATE))
         with run.phase("users_alone", "users alone: the baseline of their latency"):
             await asyncio.sleep(_SETTLE_S)
             traffic.phase = WITHOUT
@@ -138,13 +138,18 @@ async def _live(run: Run, config: NightshiftConfig, path: Path, fleet: LocalFlee
         await observer.look()
         with run.phase("training", "training on the seats that users leave free"):
             await _train(run, path, fleet, observer, traffic)
-        stream.cancel()
-        await asyncio.gather(stream, return_exceptions=True)
         queue = RedisQueue(store, config.run)
+        await _ended(stream)
         return Seen(observer, traffic, await queue.ledger(), await queue.audit())
     finally:
+        await _ended(stream)
         await traffic.close()
         await store.close()
+
+
+async def _ended(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _train(run: Run, path: Path, fleet: LocalFleet, observer: Observer, traffic: Traffic) -> None:
@@ -164,8 +169,7 @@ async def _train(run: Run, path: Path, fleet: LocalFleet, observer: Observer, tr
                 run.display.update(done, run.steps, evaluating + status_line(observer, traffic))
             await observer.look()
         finally:
-            burst.cancel()
-            await asyncio.gather(burst, return_exceptions=True)
+            await _ended(burst)
 
 
 async def _burst(traffic: Traffic, enough: Callable[[], bool]) -> None:
