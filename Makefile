@@ -6,7 +6,7 @@ export PYTHONWARNINGS ?= ignore
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-demo test-train unit check bench-loop lock clean
+.PHONY: help setup demo test test-fleet test-trainer e2e-demo e2e-train unit check bench-loop lock clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -19,10 +19,20 @@ demo: setup ## train the demo policy on the idle seats of a live fleet; RESUME=1
 
 test: setup ## every tier: unit; integration and faults with one fleet; end to end, which starts its own
 	@$(PY) -m pytest tests/unit $(PYTEST_ARGS)
-	@$(PY) -m pytest tests/integration tests/faults --durations 10 $(PYTEST_ARGS)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-demo test-train
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-fleet test-trainer
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target e2e-demo e2e-train
 
-test-demo test-train: # each waits for its own fleet most of the time, so the two go side by side
+# Neither half keeps two cores busy: one waits for engines, the other for workers that start.
+TRAINER_TESTS := $(wildcard $(addprefix tests/integration/test_,trainer_*.py replay.py record.py exact_resume.py critic.py lora.py \
+	packed_policy.py reward_model.py role_groups.py) $(addprefix tests/faults/test_,replay_killed.py worker_killed.py))
+
+test-fleet: # the queue, the gateway and what else shares one fleet
+	@$(PY) -m pytest tests/integration tests/faults $(addprefix --ignore=,$(TRAINER_TESTS)) --durations 10 $(PYTEST_ARGS)
+
+test-trainer: # the trainer, without engines
+	@$(PY) -m pytest $(TRAINER_TESTS) --durations 10 $(PYTEST_ARGS)
+
+e2e-demo e2e-train: # each waits for its own fleet most of the time, so the two go side by side
 	@$(PY) -m pytest tests/e2e/$(if $(filter %-demo,$@),test_demo.py,test_serve_and_train.py) --durations 10 $(PYTEST_ARGS)
 
 unit: setup ## the unit tier alone

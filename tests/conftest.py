@@ -1,6 +1,7 @@
 """Fixtures of every tier: one Redis and ONE fleet for the whole session, both real."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,10 @@ import pytest
 from deploy.embedded_redis import EmbeddedRedis
 from rollout.errors import StoreUnavailable
 from tests.running_fleet import RunningFleet, run_fleet
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # So shells start what they put into the background, and what is started here would inherit it and know no Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
