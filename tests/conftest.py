@@ -16,6 +16,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # So shells start what they put into the background, and what is started here would inherit it and know no Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
     """A real server for the whole session; tests keep apart by the name of their run."""
