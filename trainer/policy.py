@@ -3,35 +3,25 @@
 Everything here runs the same on every rank of the group; what differs is the share of the batch.
 """
 
-import logging
-import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch import Tensor
 
-from rollout.errors import ConfigError
-from rollout.weights import Bucket, TensorSpec
 from trainer.algorithm import AlgorithmConfig
-from trainer.artefact import write_text, write_weights
 from trainer.batch import FloatArray, MicroBatch
 from trainer.config import OptimizerConfig, WorkersConfig
-from trainer.errors import CheckpointError
+from trainer.engine import OPTIMIZER_FILE, StepResult, TrainedModel, join_group
+from trainer.export import ExportResult, export_model
 from trainer.forward import sequence_logprobs, window_logits, window_logprobs
 from trainer.models import load_policy, read_companions
-from trainer.objective import Sums, add_sums, micro_batch_loss
-from trainer.snapshot import Snapshot
+from trainer.objective import Sums, micro_batch_loss
 
-OPTIMIZER_FILE = "optimizer.safetensors"
-RNG_FILE = "rng-{rank:05d}.safetensors"
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+__all__ = ["OPTIMIZER_FILE", "ExportResult", "PolicyCore", "PolicySpec", "StepResult", "join_group"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,45 +34,6 @@ class PolicySpec:
     optimizer: OptimizerConfig
     algorithm: AlgorithmConfig
     seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """The updates of one batch on one rank."""
-
-    applied: bool
-    """False when a loss or gradient was not finite on any rank: weights and optimizer are as before the batch."""
-    grad_norm: float
-    """Global, before clipping, the largest of the updates; inf when not applied."""
-    sums: Sums
-    updates: int = 1
-    """Optimizer steps tried."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExportResult:
-    """What a manifest says of exported weights; empty on ranks other than 0."""
-
-    tensors: tuple[TensorSpec, ...]
-    buckets: tuple[Bucket, ...]
-
-
-def join_group(rank: int, world_size: int, store: Store, *, device: str, timeout_s: float = 300.0) -> None:
-    """Form the training ranks' default torch group; DeepSpeed takes it over.
-
-    Raises ConfigError when the accelerator is missing.
-    """
-    if device == "cuda":
-        if not torch.cuda.is_available():
-            raise ConfigError("workers.device=cuda, but this machine's torch sees no CUDA device")
-        torch.cuda.set_device(0)  # NCCL binds the group to the current device, and a worker sees one
-    dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
-        store=store,
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=timeout_s),
-    )
 
 
 class PolicyCore:
@@ -99,68 +50,30 @@ class PolicyCore:
         if spec.workers.gradient_checkpointing:
             self._model.gradient_checkpointing_enable()
             self._model.train()  # in eval mode layers are not checkpointed
-        self._engine = _start_engine(self._model, spec)
+        self._trained = TrainedModel(self._model, spec.workers, spec.optimizer)
 
     def logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
         """Logprobs [B, W] of each micro-batch's window under the weights as they are."""
         return window_logprobs(self._model, batches, self.device)
 
     def update(
-        self, batches: Sequence[MicroBatch], *, lr: float, before_step: Callable[[Any], None] | None = None
+        self,
+        batches: Sequence[MicroBatch],
+        *,
+        lr: float,
+        hold: bool = False,
+        before_step: Callable[[Any], None] | None = None,
     ) -> StepResult:
-        """Take one AdamW step a minibatch, each of this rank's micro-batches up to a boundary, reduced over ranks.
+        """The AdamW steps of a batch, all or none; see `engine.TrainedModel.update`. Raises ValueError."""
+        return self._trained.update(batches, self._loss, lr=lr, hold=hold, before_step=before_step)
 
-        An update that is not finite ends the batch and undoes those before it. `before_step` sees the model between
-        backward and step. Raises ValueError when gradients would be left over at the end.
-        """
-        if not batches or not batches[-1].boundary:
-            raise ValueError("the last micro-batch of a step has to be a boundary")
-        sums: Sums = {}
-        norms: list[float] = []
-        wanted = sum(batch.boundary for batch in batches)
-        before = Snapshot(self._model, _adam(self._engine, self._spec.workers)) if wanted > 1 else None
-        for batch in batches:
-            self._backward(batch, sums)
-            if not batch.boundary:
-                continue
-            if before_step is not None:
-                before_step(self._model)
-            for group in self._engine.optimizer.param_groups:
-                group["lr"] = lr
-            applied, norm = self._step()
-            norms.append(norm)
-            if not applied:
-                if before is not None:
-                    before.restore()
-                return StepResult(False, math.inf, sums, len(norms))
-        return StepResult(True, max(norms), sums, len(norms))
+    def release(self, *, undo: bool) -> None:
+        """End a held update, after undoing it with `undo`."""
+        self._trained.release(undo=undo)
 
-    def _backward(self, batch: MicroBatch, sums: Sums) -> None:
-        """Add a micro-batch's gradients; ranks reduce them at a boundary."""
-        self._engine.set_gradient_accumulation_boundary(batch.boundary)
-        logits, targets = window_logits(self._engine, batch, self.device)
-        loss, more = micro_batch_loss(logits, targets, batch, self._spec.algorithm)
-        add_sums(sums, more)
-        if not math.isfinite(more["loss"]):
-            loss = loss * math.nan  # a bad loss with a finite gradient must not pass: all ranks see the nan
-        # Ranks average their gradients but the weights of the tokens add up over ranks.
-        self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
-
-    def _step(self) -> tuple[bool, float]:
-        """Whether the step was taken, and the gradient norm."""
-        if self._spec.workers.zero_stage == 0:
-            # Gradients are reduced and whole on every rank, and DeepSpeed's plain optimizer checks nothing.
-            norms = [p.grad.float().norm() for p in self._model.parameters() if p.grad is not None]
-            norm = float(torch.stack(norms).norm())
-            if not math.isfinite(norm):
-                self._engine.zero_grad()
-                return False, math.inf
-            self._engine.step()
-            return True, norm
-        skipped = self._engine.skipped_steps
-        self._engine.step()
-        applied = self._engine.skipped_steps == skipped
-        return applied, float(self._engine.get_global_grad_norm()) if applied else math.inf
+    def _loss(self, batch: MicroBatch) -> tuple[Tensor, Sums]:
+        logits, targets = window_logits(self._trained.engine, batch, self.device)
+        return micro_batch_loss(logits, targets, batch, self._spec.algorithm)
 
     def canary_logprobs(self, sequences: Sequence[tuple[int, ...]]) -> list[list[float]]:
         """What an engine with these weights must compute for the sequences."""
@@ -175,132 +88,12 @@ class PolicyCore:
         """Rank 0 writes config, tokenizer files and weights into an existing directory, synced."""
         if self.rank != 0:
             return ExportResult((), ())
-        for name, content in self._companions.items():
-            (directory / name).write_bytes(content)
-        write_text(directory / "config.json", self._model.config.to_json_string(use_diff=True))
-        return ExportResult(*write_weights(directory, self._tensors(), bucket_bytes=bucket_bytes))
-
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        """Every distinct weight once (a tied output layer is its embedding), copied to the CPU."""
-        parameters = dict(self._model.named_parameters())
-        every = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
-        buffers = {name: t for name, t in self._model.state_dict().items() if name not in every}
-        return {n: t.detach().to("cpu", copy=True).contiguous() for n, t in {**parameters, **buffers}.items()}
+        return export_model(self._model, self._companions, directory, bucket_bytes=bucket_bytes)
 
     def save_state(self, directory: Path) -> None:
         """Write optimizer state by parameter name (rank 0; of any ZeRO stage and world size) and this rank's RNG."""
-        state = _gather_optimizer(self._engine, self._spec.workers)
-        save_file({"cpu": torch.get_rng_state()}, directory / RNG_FILE.format(rank=self.rank))
-        if self.rank == 0:
-            save_file(state, directory / OPTIMIZER_FILE)
+        self._trained.save_state(directory)
 
     def load_state(self, directory: Path) -> None:
         """Restore what `save_state` wrote; raises CheckpointError when it belongs to another model."""
-        _scatter_optimizer(self._engine, self._spec.workers, load_file(directory / OPTIMIZER_FILE))
-        rng = directory / RNG_FILE.format(rank=self.rank)
-        if rng.exists():
-            torch.set_rng_state(load_file(rng)["cpu"])
-
-
-def _start_engine(model: Any, spec: PolicySpec) -> Any:
-    os.environ.setdefault("DS_ACCELERATOR", spec.workers.device)
-    os.environ.setdefault("LOCAL_RANK", "0")
-    import deepspeed
-    from deepspeed.utils import logger
-
-    # Its shared-memory all-reduce would be compiled at first use, and needs processes of one host; gloo needs neither.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    logger.setLevel(logging.ERROR)
-    optimizer, workers = spec.optimizer, spec.workers
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": optimizer.grad_clip,
-        "zero_optimization": {"stage": workers.zero_stage},
-        "bf16": {"enabled": workers.dtype == "bfloat16", "check_grad_overflow": True},
-        "zero_allow_untested_optimizer": True,
-        "steps_per_print": 1_000_000_000,
-        # torch's own AdamW: DeepSpeed's would compile an extension at first use.
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                "torch_adam": True,
-                "lr": optimizer.lr,
-                "betas": list(optimizer.betas),
-                "eps": optimizer.eps,
-                "weight_decay": optimizer.weight_decay,
-            },
-        },
-    }
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=config)
-    return engine
-
-
-def _sharded(workers: WorkersConfig) -> bool:
-    return workers.zero_stage > 0
-
-
-def _gather_optimizer(engine: Any, workers: WorkersConfig) -> dict[str, torch.Tensor]:
-    """Collective over all ranks: `<moment>.<parameter>`, `master.<parameter>` with bfloat16 weights, and `step`."""
-    state: dict[str, torch.Tensor] = {"step": torch.tensor(_adam_step(engine, workers), dtype=torch.float32)}
-    if int(state["step"]) == 0:
-        return state
-    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-
-    for name, parameter in engine.module.named_parameters():
-        for moment in _MOMENTS:
-            if _sharded(workers):
-                value = safe_get_full_optimizer_state(parameter, moment)
-            else:
-                value = engine.optimizer.state[parameter][moment]
-            state[f"{moment}.{name}"] = value.detach().to("cpu", copy=True).contiguous()
-        if workers.dtype != "float32":
-            state[f"master.{name}"] = safe_get_full_fp32_param(parameter).detach().cpu().clone()
-    return state
-
-
-def _adam(engine: Any, workers: WorkersConfig) -> torch.optim.Optimizer:
-    """torch's optimizer below DeepSpeed's."""
-    adam: torch.optim.Optimizer = engine.optimizer.optimizer if _sharded(workers) else engine.optimizer
-    return adam
-
-
-def _adam_step(engine: Any, workers: WorkersConfig) -> float:
-    steps = [float(entry["step"]) for entry in _adam(engine, workers).state.values() if "step" in entry]
-    return max(steps, default=0.0)
-
-
-def _scatter_optimizer(engine: Any, workers: WorkersConfig, state: dict[str, torch.Tensor]) -> None:
-    step = state["step"].item()
-    if step == 0:
-        return
-    names = {name for name, _ in engine.module.named_parameters()}
-    saved = {key.removeprefix("exp_avg.") for key in state if key.startswith("exp_avg.")}
-    if names != saved:
-        raise CheckpointError(f"optimizer state is of another model: {len(names ^ saved)} parameters differ")
-    _create_optimizer_state(engine, workers, step)
-    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
-
-    for name, parameter in engine.module.named_parameters():
-        for moment in _MOMENTS:
-            value = state[f"{moment}.{name}"].to(parameter.device)
-            if _sharded(workers):
-                safe_set_full_optimizer_state(parameter, value, moment)
-            else:
-                engine.optimizer.state[parameter][moment].copy_(value)
-        if workers.dtype != "float32" and f"master.{name}" in state:
-            safe_set_full_fp32_param(parameter, state[f"master.{name}"].to(parameter.device))
-
-
-def _create_optimizer_state(engine: Any, workers: WorkersConfig, step: float) -> None:
-    """AdamW makes its state at the first step; a restored run needs it before that."""
-    adam = _adam(engine, workers)
-    for group in adam.param_groups:
-        for parameter in group["params"]:
-            adam.state[parameter] = {
-                "step": torch.tensor(step, dtype=torch.float32),
-                **{moment: torch.zeros_like(parameter) for moment in _MOMENTS},
-            }
-    if _sharded(workers):
-        engine.optimizer._hp_optimizer_states_linked = False
-        engine.optimizer._lazy_init_hp_params_optimizer_state()
+        self._trained.load_state(directory)

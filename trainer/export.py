@@ -1,0 +1,35 @@
+"""A model's weights, configuration and companions as a Hugging Face directory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rollout.weights import Bucket, TensorSpec
+from trainer.artefact import write_text, write_weights
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """What a manifest says of exported weights; empty on ranks other than 0."""
+
+    tensors: tuple[TensorSpec, ...]
+    buckets: tuple[Bucket, ...]
+
+
+def export_model(model: Any, companions: Mapping[str, bytes], directory: Path, *, bucket_bytes: int) -> ExportResult:
+    """Write companions (`models.read_companions`), config and weights into an existing directory, synced."""
+    for name, content in companions.items():
+        (directory / name).write_bytes(content)
+    write_text(directory / "config.json", model.config.to_json_string(use_diff=True))
+    return ExportResult(*write_weights(directory, _tensors(model), bucket_bytes=bucket_bytes))
+
+
+def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every distinct weight once (a tied output layer is its embedding), copied to the CPU."""
+    parameters = dict(model.named_parameters())
+    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    buffers = {name: t for name, t in model.state_dict().items() if name not in every}
+    return {n: t.detach().to("cpu", copy=True).contiguous() for n, t in {**parameters, **buffers}.items()}
