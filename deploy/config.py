@@ -88,6 +88,8 @@ class NightshiftConfig(BaseSettings):
         absolute_eval = None if prompts.eval is None else absolute(prompts.eval)
         options["prompts"] = prompts.model_copy(update={"train": absolute(prompts.train), "eval": absolute_eval})
         options["runs_dir"] = absolute(self.train.runs_dir)
+        if self.train.critic is not None and self.train.critic.path is not None:
+            options["critic"] = self.train.critic.model_copy(update={"path": absolute(self.train.critic.path)})
         return TrainConfig(
             run=self.run,
             fleet=self.fleet_name,

@@ -58,8 +58,8 @@ def replay_name(run: str) -> str:
 
 def _run(stack: ExitStack, settings: TrainConfig, *, embedded: EmbeddedRedis | None, own_ray: bool) -> int:
     if own_ray and settings.ray_address is None:
-        workers = settings.workers
-        ray = start_ray(stack, num_cpus=2 * workers.world_size * max(workers.cpus, 0.5) + 1, embedded=embedded)
+        needed = sum(workers.world_size * max(workers.cpus, 0.5) for workers in settings.group_workers.values())
+        ray = start_ray(stack, num_cpus=needed + 1, embedded=embedded)
         settings = settings.model_copy(update={"ray_address": ray.address})
     from trainer.daemon import run
 

@@ -27,6 +27,10 @@ class AlgorithmConfig(Settings):
 
     advantage: Advantage = "grpo"
     """gae needs a critic."""
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    """Discount of later rewards, by trained token; gae only."""
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    """1 is the return minus the value, 0 the critic's own one-token error; gae only."""
     whiten_advantages: bool = False
     """Mean 0 and deviation 1 over the batch's trained tokens; reinforce_pp and its baseline variant always do."""
     loss: PolicyLoss = "ppo_clip"

@@ -1,54 +1,24 @@
-"""From scored groups to padded micro-batches.
+"""From rows to padded micro-batches.
 
-    Experience --rows_of--> Row (one segment) --make_batch--> per rank: MicroBatch, MicroBatch, ... --by_row--> [T]
+    Experience --rows.rows_of--> Row (one segment) --make_batch--> per rank: MicroBatch, MicroBatch, ... --by_row--> [T]
 
 Right padding; every rank gets the same number of micro-batches, because ranks reduce gradients together.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from rollout.types import Experience, Segment
-from trainer.algorithm import Aggregation, AlgorithmConfig
-from trainer.credit import Credit, assign_credit
+from trainer.algorithm import Aggregation
+from trainer.credit import Credit
 from trainer.loss import aggregation_weights
-from trainer.shaping import kl_penalties, overlong_reward
+from trainer.rows import FloatArray, FreshGroup, Row, rows_of
 
-FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
-
-_DEFAULT = AlgorithmConfig()
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One segment of one sample, ready to be padded. P prompt tokens, T response tokens."""
-
-    prompt_ids_P: npt.NDArray[np.int32]
-    response_ids_T: npt.NDArray[np.int32]
-    behavior_logprobs_T: FloatArray
-    mask_T: FloatArray
-    """1 on tokens that train: sampled by the policy and fresh enough."""
-    on_policy_T: FloatArray
-    """1 on tokens sampled by the weights that are now being updated."""
-    advantage: Credit
-    """Of all tokens, or of each [T]."""
-    temperature: float
-    reference_logprobs_T: FloatArray | None = None
-    proximal_logprobs_T: FloatArray | None = None
-    """Of the policy at the start of the step, where it is updated more than once in it."""
-
-    @property
-    def length(self) -> int:
-        return len(self.prompt_ids_P) + len(self.response_ids_T)
-
-    @property
-    def trained_tokens(self) -> int:
-        return int(self.mask_T.sum())
+__all__ = ["FloatArray", "FreshGroup", "MicroBatch", "Row", "by_row", "make_batch", "rows_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,97 +40,10 @@ class MicroBatch:
     """Index of each row in what `make_batch` was given; -1 for one that only keeps a rank busy."""
     reference_logprobs_BW: FloatArray | None = None
     proximal_logprobs_BW: FloatArray | None = None
+    values_BW: FloatArray | None = None
+    returns_BW: FloatArray | None = None
     boundary: bool = False
     """Whether the optimizer steps after this one."""
-
-
-@dataclass(frozen=True, slots=True)
-class FreshGroup:
-    """A group that will be trained, with the staleness verdict on its samples."""
-
-    experience: Experience
-    fresh_G: tuple[bool, ...]
-
-
-def rows_of(
-    groups: Sequence[FreshGroup],
-    *,
-    same_weights: Set[int],
-    algorithm: AlgorithmConfig = _DEFAULT,
-    reference_R: Sequence[FloatArray] | None = None,
-) -> list[Row]:
-    """One row per segment that trains at least one token; advantages are shared by the segments of a sample.
-
-    `same_weights` are the versions that name the policy as it is before this step. `reference_R` are the reference
-    logprobs of the rows that this returns without them, which a KL in the reward needs. Groups keep their order, so
-    the same journal entry gives the same rows.
-    """
-    samples = [(g, i) for g, group in enumerate(groups) for i in range(len(group.fresh_G))]
-    rows, samples_R = [], []
-    for b, (g, i) in enumerate(samples):
-        if not groups[g].fresh_G[i]:
-            continue
-        experience = groups[g].experience
-        for segment in experience.group.samples_G[i].segments:
-            if segment.loss_mask_T.any():
-                rows.append(_row(segment, experience.request.sampling.temperature, same_weights))
-                samples_R.append(b)
-    if reference_R is not None:
-        rows = [replace(row, reference_logprobs_T=one) for row, one in zip(rows, reference_R, strict=True)]
-    credits_R = assign_credit(
-        torch.tensor([_reward(groups[g].experience, i, algorithm) for g, i in samples], dtype=torch.float64),
-        torch.tensor([g for g, _ in samples], dtype=torch.int64),
-        torch.tensor([groups[g].fresh_G[i] for g, i in samples], dtype=torch.bool),
-        samples_R=samples_R,
-        masks_R=[torch.from_numpy(row.mask_T).double() for row in rows],
-        penalties_R=_penalties(rows, algorithm),
-        algorithm=algorithm,
-    )
-    return [replace(row, advantage=credit) for row, credit in zip(rows, credits_R, strict=True)]
-
-
-def _reward(experience: Experience, sample: int, algorithm: AlgorithmConfig) -> float:
-    reward = experience.group.rewards_G[sample]
-    if algorithm.overlong_buffer:
-        reward += algorithm.overlong_penalty * overlong_reward(
-            experience.group.samples_G[sample].num_response_tokens,
-            max_tokens=experience.request.sampling.max_tokens,
-            buffer=algorithm.overlong_buffer,
-        )
-    return reward
-
-
-def _penalties(rows: Sequence[Row], algorithm: AlgorithmConfig) -> list[torch.Tensor] | None:
-    if not rows or algorithm.kl_in != "reward" or algorithm.kl_coef == 0:
-        return None
-    return [
-        algorithm.kl_coef
-        * kl_penalties(
-            torch.from_numpy(row.behavior_logprobs_T).double(),
-            torch.from_numpy(row.reference_logprobs_T).double(),
-            torch.from_numpy(row.mask_T),
-            algorithm.kl_estimator,
-        )
-        for row in rows
-        if row.reference_logprobs_T is not None
-    ] or None
-
-
-def _row(segment: Segment, temperature: float, same_weights: Set[int]) -> Row:
-    on_policy = np.zeros(len(segment.response_ids_T), np.float32)
-    for span in segment.version_spans:
-        if span.version in same_weights:
-            on_policy[span.start : span.stop] = 1
-    mask = (segment.loss_mask_T != 0).astype(np.float32)
-    return Row(
-        segment.prompt_ids_P,
-        segment.response_ids_T,
-        segment.behavior_logprobs_T,
-        mask,
-        on_policy * mask,
-        0.0,
-        temperature,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +160,8 @@ def _pad(rows: Sequence[Row], chunk: Sequence[int], whole: _Whole) -> MicroBatch
         rows_B=np.array(chunk, np.int64),
         reference_logprobs_BW=optional([row.reference_logprobs_T for row in picked]),
         proximal_logprobs_BW=optional([row.proximal_logprobs_T for row in picked]),
+        values_BW=optional([row.values_T for row in picked]),
+        returns_BW=optional([row.returns_T for row in picked]),
     )
 
 

@@ -1,6 +1,7 @@
 """Checkpoints: complete directories or none.
 
     checkpoints/step-00000010/  policy/ (Hugging Face directory)  optimizer.safetensors  rng-*.safetensors  state.json
+                                with a critic: critic/ (Hugging Face directory)  critic-state/ (as of the policy)
                                 manifest.json (sha256 of every other file, written last)
 
 A checkpoint is written beside its place, synced, given its manifest and renamed. Resume takes the newest one whose

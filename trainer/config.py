@@ -77,7 +77,7 @@ class OptimizerConfig(Settings):
 
 
 class WorkersConfig(Settings):
-    """The policy group."""
+    """The processes of a group of workers."""
 
     world_size: int = Field(default=1, ge=1, le=1024)
     zero_stage: Literal[0, 1, 2] = 0
@@ -98,6 +98,25 @@ class WorkersConfig(Settings):
         if self.dtype == "bfloat16" and self.zero_stage == 0:
             raise ValueError("dtype=bfloat16 needs zero_stage=1 or 2, which keep float32 master weights; it is 0")
         return self
+
+
+class CriticConfig(Settings):
+    """The trained value model that advantage=gae needs."""
+
+    path: Path | None = None
+    """A causal language model, whose value head begins at 0, or a sequence classifier of one label, both with the
+    policy's tokenizer; None is model.path."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    workers: WorkersConfig | None = None
+    """None is as train.workers."""
+    epochs: int | None = Field(default=None, ge=1, le=64)
+    """Passes over a batch, in the policy's minibatches; None is algorithm.ppo_epochs."""
+    value_clip: float | None = Field(default=0.2, gt=0)
+    """How far a value may move within a step before its loss stops falling; None is as far as it likes."""
+    loss_coef: float = Field(default=1.0, gt=0)
+    """Of the value loss. AdamW hardly sees it; optimizer.grad_clip does."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """First steps that train the critic alone: the policy is published again as it is."""
 
 
 class PushConfig(Settings):
@@ -162,6 +181,7 @@ class TrainOptions(Settings):
     staleness: StalenessConfig = StalenessConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     workers: WorkersConfig = WorkersConfig()
+    critic: CriticConfig | None = None
     push: PushConfig = PushConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvalConfig = EvalConfig()
@@ -191,8 +211,17 @@ class TrainOptions(Settings):
     @model_validator(mode="after")
     def _algorithm_fits(self) -> "TrainOptions":
         algorithm, n, max_tokens = self.algorithm, self.sampling.n, self.sampling.max_tokens
-        if algorithm.advantage == "gae":
-            raise ValueError("algorithm.advantage=gae needs the values of a critic, but there is no critic")
+        if algorithm.advantage == "gae" and self.critic is None:
+            raise ValueError("algorithm.advantage=gae needs the values of a critic, but there is no [train.critic]")
+        if algorithm.advantage != "gae" and self.critic is not None:
+            raise ValueError(
+                f"[train.critic] gives values that algorithm.advantage={algorithm.advantage} does not use: set it to"
+                " gae, or leave the critic out"
+            )
+        if self.critic is not None and self.critic.warmup_steps >= self.steps:
+            raise ValueError(
+                f"critic.warmup_steps={self.critic.warmup_steps} leaves none of steps={self.steps} to train the policy"
+            )
         if algorithm.advantage in GROUP_ADVANTAGES and n < 2:
             raise ValueError(
                 f"algorithm.advantage={algorithm.advantage} compares samples of a group, but sampling.n={n}"
@@ -207,6 +236,21 @@ class TrainOptions(Settings):
                 f"algorithm.overlong_buffer={algorithm.overlong_buffer} is above sampling.max_tokens={max_tokens}"
             )
         return self
+
+    @property
+    def group_workers(self) -> dict[str, WorkersConfig]:
+        """The processes of every group that this configuration starts, by role."""
+        groups = {"policy": self.workers}
+        if self.critic is not None:
+            groups["critic"] = self.critic_workers
+        if self.algorithm.kl_coef > 0:
+            groups["reference"] = self.workers
+        return groups
+
+    @property
+    def critic_workers(self) -> WorkersConfig:
+        """Those of the critic group."""
+        return self.critic.workers or self.workers if self.critic else self.workers
 
     @property
     def max_filtered_groups(self) -> int:

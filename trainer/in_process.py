@@ -15,7 +15,10 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from trainer.batch import FloatArray, MicroBatch
 from trainer.config import WorkersConfig
-from trainer.policy import ExportResult, PolicyCore, PolicySpec, StepResult, join_group
+from trainer.critic import CriticCore, CriticSpec
+from trainer.engine import StepResult, join_group
+from trainer.export import ExportResult
+from trainer.policy import PolicyCore, PolicySpec
 from trainer.reference import ReferenceCore
 
 
@@ -56,31 +59,27 @@ class InProcessGroup:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
 
-class PolicyRank:
-    """The policy's calls, as `worker.PolicyWorker` answers them; nothing is pushed, because no engine listens."""
+class TrainedRank:
+    """What the ranks of policy and critic have in common, as `worker.TrainedWorker` answers it."""
 
-    def __init__(self, spec: PolicySpec) -> None:
+    def __init__(self, spec: PolicySpec | CriticSpec) -> None:
         """Raises ModelError, ConfigError."""
         self._joined = not dist.is_initialized()
         if self._joined:
             join_group(0, 1, HashStore(), device=spec.workers.device)
+        self._core: Any = None
         try:
-            self._core = PolicyCore(spec)
+            self._core = PolicyCore(spec) if isinstance(spec, PolicySpec) else CriticCore(spec)
         except BaseException:
             self.close()
             raise
 
-    def update(self, batches: Sequence[MicroBatch], lr: float) -> StepResult:
-        return self._core.update(batches, lr=lr)
+    def update(self, batches: Sequence[MicroBatch], lr: float, hold: bool = False) -> StepResult:
+        result: StepResult = self._core.update(batches, lr=lr, hold=hold)
+        return result
 
-    def logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
-        return self._core.logprobs(batches)
-
-    def export(
-        self, directory: str, bucket_bytes: int, canary: Sequence[tuple[int, ...]]
-    ) -> tuple[ExportResult, list[list[float]]]:
-        result = self._core.export(Path(directory), bucket_bytes=bucket_bytes)
-        return result, self._core.canary_logprobs(canary)
+    def release(self, undo: bool) -> None:
+        self._core.release(undo=undo)
 
     def save_state(self, directory: str) -> None:
         self._core.save_state(Path(directory))
@@ -93,9 +92,39 @@ class PolicyRank:
             dist.destroy_process_group()
 
 
+class PolicyRank(TrainedRank):
+    """The policy's calls, as `worker.PolicyWorker` answers them; nothing is pushed, because no engine listens."""
+
+    def logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
+        found: list[FloatArray] = self._core.logprobs(batches)
+        return found
+
+    def export(
+        self, directory: str, bucket_bytes: int, canary: Sequence[tuple[int, ...]]
+    ) -> tuple[ExportResult, list[list[float]]]:
+        result = self._core.export(Path(directory), bucket_bytes=bucket_bytes)
+        return result, self._core.canary_logprobs(canary)
+
+
+class CriticRank(TrainedRank):
+    """The critic's calls, as `worker.CriticWorker` answers them."""
+
+    def values(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
+        found: list[FloatArray] = self._core.values(batches)
+        return found
+
+    def export(self, directory: str, bucket_bytes: int) -> None:
+        self._core.export(Path(directory), bucket_bytes=bucket_bytes)
+
+
 async def start_policy(workers: WorkersConfig, spec: PolicySpec) -> InProcessGroup:
     """The policy, loaded. Raises ModelError, ConfigError."""
     return await _started("policy", workers, lambda: PolicyRank(spec))
+
+
+async def start_critic(workers: WorkersConfig, spec: CriticSpec) -> InProcessGroup:
+    """The critic, loaded. Raises ModelError, ConfigError."""
+    return await _started("critic", workers, lambda: CriticRank(spec))
 
 
 async def start_reference(workers: WorkersConfig, model_dir: Path) -> InProcessGroup:

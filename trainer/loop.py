@@ -37,7 +37,7 @@ from trainer.repeat import steps_to_repeat
 from trainer.starvation import Starvation
 from trainer.step import Update, update
 from trainer.summary import add_step, summarise
-from trainer.worker_group import WorkerGroup
+from trainer.workers import Workers
 
 log = structlog.get_logger(__name__)
 
@@ -51,8 +51,7 @@ class Parts:
 
     queue: RolloutQueue
     token: int
-    policy: WorkerGroup
-    reference: WorkerGroup | None
+    workers: Workers
     publisher: Publisher
     feed: Feed
     journal: Journal
@@ -233,8 +232,9 @@ class TrainingLoop:
             seed=seed,
             same_weights=self._same_weights,
             config=self._config,
-            policy=self._parts.policy,
-            reference=self._parts.reference,
+            policy=self._parts.workers.policy,
+            reference=self._parts.workers.reference,
+            critic=self._parts.workers.critic,
         )
 
     async def _account(self, groups: Sequence[FreshGroup], step: int, result: Update) -> None:
@@ -320,9 +320,7 @@ class TrainingLoop:
         await self._write_summary()
 
     async def _write_checkpoint(self, directory: Path) -> None:
-        policy = self._parts.policy
-        await policy.call("export", str(directory / "policy"), self._config.push.bucket_bytes, ())
-        await policy.call("save_state", str(directory))
+        await self._parts.workers.save(directory, bucket_bytes=self._config.push.bucket_bytes)
 
     def _evaluate_if_due(self) -> None:
         """Overlaps with training, so it reports a range of versions; skipped while the one before is unfinished."""

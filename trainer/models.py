@@ -4,11 +4,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
+from rollout.errors import ConfigError
 from trainer.errors import ModelError
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5")
@@ -40,19 +42,34 @@ def load_policy(path: Path, dtype: str) -> Any:
 
     Raises ModelError when the directory is broken, a weight is missing, or a weight is not finite.
     """
+    return load_silenced(AutoModelForCausalLM, path, dtype)
+
+
+def load_silenced(
+    auto: Any, path: Path, dtype: str, *, changes: Mapping[str, Any] = MappingProxyType({}), new: str | None = None
+) -> Any:
+    """A model of one of transformers' `auto` classes, as `load_policy` returns it, its configuration with `changes`.
+
+    Weights under the name `new` may be missing and are 0 then. Raises ModelError as `load_policy` does.
+    """
     check_directory(path)
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = AutoConfig.from_pretrained(path, **local)
         silence(config)
-        model, report = AutoModelForCausalLM.from_pretrained(
+        for name, value in changes.items():
+            setattr(config, name, value)
+        model, report = auto.from_pretrained(
             path, config=config, dtype=DTYPES[dtype], output_loading_info=True, **local
         )
     except Exception as error:  # transformers and safetensors raise many types for broken files
         raise ModelError(f"{path} does not load: {type(error).__name__}: {error}") from error
-    if missing := sorted(report["missing_keys"]):
+    created = {key for key in report["missing_keys"] if new is not None and key.startswith(f"{new}.")}
+    if missing := sorted(report["missing_keys"] - created):
         raise ModelError(f"{path} lacks {len(missing)} weights, first {missing[0]}")
     for name, tensor in model.named_parameters():
+        if name in created:
+            torch.nn.init.zeros_(tensor)
         if not bool(torch.isfinite(tensor).all()):
             raise ModelError(f"{path}: {name} holds values that are not finite")
     for module in model.modules():
@@ -77,6 +94,18 @@ def load_tokenizer(path: Path) -> Any:
         return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # as above
         raise ModelError(f"{path}: the tokenizer does not load: {type(error).__name__}: {error}") from error
+
+
+def check_same_tokens(policy: Path, other: Path, *, knob: str) -> None:
+    """Raises ConfigError unless every token has the same id in both directories, ModelError without a tokenizer."""
+    if policy.resolve() == other.resolve():
+        return
+    ours, theirs = (load_tokenizer(path).get_vocab() for path in (policy, other))
+    if differing := len(ours.items() ^ theirs.items()):
+        raise ConfigError(
+            f"{knob}={other} reads the token ids of model.path={policy}, but {differing} entries of their vocabularies"
+            " differ: it needs the policy's tokenizer"
+        )
 
 
 def context_length(path: Path) -> int | None:

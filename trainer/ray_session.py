@@ -63,11 +63,9 @@ def _start(config: TrainConfig) -> None:
         check_reachable(config.ray_address)
         ray.init(address=config.ray_address, **quiet)
         return
-    workers = config.workers
-    groups = 2 if config.algorithm.kl_coef > 0 else 1
     ray.init(
         address="local",
-        num_cpus=int(groups * workers.world_size * workers.cpus) + 1,
+        num_cpus=int(sum(w.world_size * w.cpus for w in config.group_workers.values())) + 1,
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,
         _node_ip_address="127.0.0.1",

@@ -1,6 +1,6 @@
 """Groups of workers, one a role: started together, given a batch by data-parallel rank, answering in order.
 
-The policy group is trained; reference, and later reward and critic, are other roles of the same shape.
+Policy and critic are trained, their ranks one torch group each; the ranks of the reference do not talk to each other.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rollout.errors import NightshiftError
 from trainer.config import WorkersConfig
+from trainer.critic import CriticSpec
 from trainer.errors import WorkerDied
 from trainer.policy import PolicySpec
 from trainer.worker import actor_class
@@ -105,10 +106,16 @@ class RoleGroup:
 async def start_policy(workers: WorkersConfig, spec: PolicySpec) -> RoleGroup:
     """The policy group, models loaded. Raises ModelError, ConfigError, WorkerDied."""
     group = await RoleGroup.create("policy", workers)
-    return await _started(group, workers, _start_policy(group, workers, spec))
+    return await _started(group, workers, _start_trained(group, workers, spec))
 
 
-async def _start_policy(group: RoleGroup, workers: WorkersConfig, spec: PolicySpec) -> None:
+async def start_critic(workers: WorkersConfig, spec: CriticSpec) -> RoleGroup:
+    """The critic group, models loaded. Raises ModelError, ConfigError, WorkerDied."""
+    group = await RoleGroup.create("critic", workers)
+    return await _started(group, workers, _start_trained(group, workers, spec))
+
+
+async def _start_trained(group: RoleGroup, workers: WorkersConfig, spec: PolicySpec | CriticSpec) -> None:
     nodes = await group.call("node")
     host = "127.0.0.1" if len(set(nodes)) == 1 else await group.call_rank(0, "address")
     port = await group.call_rank(0, "open_rendezvous", host)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trainer.loop import Parts
     from trainer.publish import Publisher
     from trainer.worker_group import GroupStarter, WorkerGroup
+    from trainer.workers import Workers
 
 log = structlog.get_logger(__name__)
 
@@ -67,6 +68,7 @@ async def train(
     """
     from trainer.health import HealthServer
     from trainer.loop import TrainingLoop
+    from trainer.workers import start_workers
 
     checkpoint = inputs.checkpoint
     await claim.board.register_run(config.fleet, config.run)
@@ -74,8 +76,8 @@ async def train(
     if checkpoint is not None:
         log.info("resuming", step=checkpoint.state.step, checkpoint=str(checkpoint.directory))
         await claim.queue.settle(claim.token, checkpoint.state.settled_ids, GroupState.TRAINED)
-    policy, reference = await _workers(stack, config, checkpoint, groups)
-    parts = _parts(stack, config, claim, inputs, feed, policy=policy, reference=reference)
+    workers = await start_workers(stack, config, checkpoint, groups)
+    parts = _parts(stack, config, claim, inputs, feed, workers=workers)
     loop = TrainingLoop(config, parts, checkpoint.state if checkpoint else None)
     if config.health_port:
         health = HealthServer(config.health_port, loop.status)
@@ -85,25 +87,6 @@ async def train(
     await loop.run()
 
 
-async def _workers(
-    stack: AsyncExitStack, config: TrainConfig, checkpoint: Checkpoint | None, groups: "GroupStarter"
-) -> "tuple[WorkerGroup, WorkerGroup | None]":
-    """The policy group, restored, and the reference group where the algorithm needs one."""
-    from trainer.policy import PolicySpec
-
-    model_dir = checkpoint.policy_dir if checkpoint else config.model.path
-    spec = PolicySpec(model_dir.resolve(), config.workers, config.optimizer, config.algorithm, config.seed)
-    policy = await groups.start_policy(config.workers, spec)
-    stack.callback(policy.close)
-    if checkpoint is not None:
-        await policy.call("load_state", str(checkpoint.directory.resolve()))
-    if config.algorithm.kl_coef == 0:
-        return policy, None
-    reference = await groups.start_reference(config.workers, config.model.path.resolve())
-    stack.callback(reference.close)
-    return policy, reference
-
-
 def _parts(
     stack: AsyncExitStack,
     config: TrainConfig,
@@ -111,8 +94,7 @@ def _parts(
     inputs: Inputs,
     feed: Feed,
     *,
-    policy: "WorkerGroup",
-    reference: "WorkerGroup | None",
+    workers: "Workers",
 ) -> "Parts":
     from trainer.journal import Journal
     from trainer.loop import Parts
@@ -124,9 +106,8 @@ def _parts(
     return Parts(
         queue=claim.queue,
         token=claim.token,
-        policy=policy,
-        reference=reference,
-        publisher=_publisher(config, claim, inputs.prompts, policy),
+        workers=workers,
+        publisher=_publisher(config, claim, inputs.prompts, workers.policy),
         feed=feed,
         journal=journal,
         checkpoints=inputs.checkpoints,

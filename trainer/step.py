@@ -1,18 +1,22 @@
-"""One step: a collected batch through the reference and policy groups.
+"""One step: a collected batch through the role groups.
 
-groups --rows_of--> rows [--reference--> scored rows] [--policy--> proximal logprobs] --plan--> minibatches
+groups --scoring--> rows --plan--> minibatches --update--> policy and critic, both or neither
 """
 
 import math
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from trainer.batch import FloatArray, FreshGroup, Row, by_row, make_batch, rows_of
-from trainer.config import TrainConfig
+from trainer.commit import Job, all_or_none
+from trainer.config import CriticConfig, OptimizerConfig, TrainConfig
+from trainer.engine import StepResult
 from trainer.minibatch import plan
-from trainer.objective import Sums, add_sums, metrics_of
-from trainer.policy import StepResult
+from trainer.objective import metrics_of
+from trainer.rows import FreshGroup, Row
+from trainer.scoring import score
+from trainer.value_metrics import critic_metrics
 from trainer.worker_group import WorkerGroup
+from trainer.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +27,10 @@ class Update:
     metrics: dict[str, float]
 
 
-def learning_rate(config: TrainConfig, step: int) -> float:
-    """Linear warm-up over `optimizer.warmup_steps`, then constant. `step` counts from 1."""
-    warmup = config.optimizer.warmup_steps
-    return config.optimizer.lr * (min(1.0, step / warmup) if warmup else 1.0)
+def learning_rate(optimizer: OptimizerConfig, step: int) -> float:
+    """Linear warm-up over `warmup_steps`, then constant. `step` counts from 1."""
+    warmup = optimizer.warmup_steps
+    return optimizer.lr * (min(1.0, step / warmup) if warmup else 1.0)
 
 
 async def update(
@@ -38,45 +42,62 @@ async def update(
     config: TrainConfig,
     policy: WorkerGroup,
     reference: WorkerGroup | None,
+    critic: WorkerGroup | None = None,
 ) -> Update:
     """Score and train one batch; `seed` and `step` decide its minibatches. Raises WorkerDied."""
-    algorithm = config.algorithm
-    rows = rows_of(groups, same_weights=same_weights, algorithm=algorithm)
-    if reference is not None:
-        reference_R = await _logprobs(reference, rows, config)
-        rows = rows_of(groups, same_weights=same_weights, algorithm=algorithm, reference_R=reference_R)
-    if algorithm.updates > 1:
-        proximal_R = await _logprobs(policy, rows, config)
-        rows = [replace(row, proximal_logprobs_T=one) for row, one in zip(rows, proximal_R, strict=True)]
+    workers = Workers(policy, reference, critic)
+    trains_policy = config.critic is None or step > config.critic.warmup_steps
+    proximal = trains_policy and config.algorithm.updates > 1
+    rows = await score(groups, same_weights=same_weights, config=config, workers=workers, proximal=proximal)
+    jobs: dict[str, Job] = {}
+    if trains_policy:
+        jobs["policy"] = _policy_job(rows, config, policy, step=step, seed=seed)
+    if critic is not None and config.critic is not None:
+        jobs["critic"] = _critic_job(rows, config, config.critic, critic, step=step, seed=seed)
+    results = dict(zip(jobs, await all_or_none(list(jobs.values())), strict=True))
+    metrics = {"trained_tokens": float(sum(row.trained_tokens for row in rows))}
+    if "policy" in results:
+        metrics |= _policy_metrics(results["policy"], rows, lr=jobs["policy"].lr)
+    if "critic" in results and config.critic is not None:
+        metrics |= critic_metrics(results["critic"], rows, config.critic, lr=jobs["critic"].lr)
+    applied = all(result.applied for result in results.values())
+    return Update(applied, {key: value for key, value in metrics.items() if math.isfinite(value)})
+
+
+def _policy_job(rows: Sequence[Row], config: TrainConfig, policy: WorkerGroup, *, step: int, seed: int) -> Job:
     shares = plan(
         rows,
-        algorithm,
+        config.algorithm,
         world_size=policy.world_size,
         max_tokens=config.workers.max_tokens_per_micro_batch,
         fixed_length=config.sampling.max_tokens,
         seed=seed,
         step=step,
     )
-    lr = learning_rate(config, step)
-    results: list[StepResult] = await policy.dispatch("update", shares, lr)
-    sums: Sums = {}
-    for result in results:
-        add_sums(sums, result.sums)
-    first = results[0]
-    trained_tokens = float(sum(row.trained_tokens for row in rows))
-    metrics = {"lr": lr, **metrics_of(sums, updates=first.updates, trained_tokens=trained_tokens)}
-    if first.applied:
-        metrics["grad_norm"] = first.grad_norm
-        metrics["updates"] = float(first.updates)
-    return Update(first.applied, {key: value for key, value in metrics.items() if math.isfinite(value)})
+    return Job(policy, shares, learning_rate(config.optimizer, step))
 
 
-async def _logprobs(group: WorkerGroup, rows: Sequence[Row], config: TrainConfig) -> list[FloatArray]:
-    """Of each row's response under the group's weights, [T] a row."""
-    shares = make_batch(
+def _critic_job(
+    rows: Sequence[Row], config: TrainConfig, critic_config: CriticConfig, critic: WorkerGroup, *, step: int, seed: int
+) -> Job:
+    """In the policy's minibatches; the mean of the value loss is over tokens whatever that of the policy's loss is."""
+    epochs = critic_config.epochs or config.algorithm.ppo_epochs
+    shares = plan(
         rows,
-        world_size=group.world_size,
-        max_tokens=config.workers.max_tokens_per_micro_batch,
-        aggregation="token_mean",
+        config.algorithm.model_copy(update={"ppo_epochs": epochs, "aggregation": "token_mean"}),
+        world_size=critic.world_size,
+        max_tokens=config.critic_workers.max_tokens_per_micro_batch,
+        fixed_length=config.sampling.max_tokens,
+        seed=seed,
+        step=step,
     )
-    return by_row(rows, shares, await group.dispatch("logprobs", shares))
+    return Job(critic, shares, learning_rate(critic_config.optimizer, step))
+
+
+def _policy_metrics(result: StepResult, rows: Sequence[Row], *, lr: float) -> dict[str, float]:
+    trained_tokens = float(sum(row.trained_tokens for row in rows))
+    metrics = {"lr": lr, **metrics_of(result.sums, updates=result.updates, trained_tokens=trained_tokens)}
+    if result.applied:
+        metrics["grad_norm"] = result.grad_norm
+        metrics["updates"] = float(result.updates)
+    return metrics

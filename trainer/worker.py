@@ -17,7 +17,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from trainer.batch import FloatArray, MicroBatch
 from trainer.broadcast import Broadcaster, BroadcastResult, open_store
 from trainer.config import PushConfig, WorkersConfig
-from trainer.policy import ExportResult, PolicyCore, PolicySpec, StepResult, join_group
+from trainer.critic import CriticCore, CriticSpec
+from trainer.engine import StepResult, join_group
+from trainer.export import ExportResult
+from trainer.policy import PolicyCore, PolicySpec
 from trainer.reference import ReferenceCore
 
 
@@ -41,15 +44,14 @@ class Worker:
         return str(ray.util.get_node_ip_address())
 
 
-@ray.remote(concurrency_groups={"compute": 1, "push": 1})
-class PolicyWorker(Worker):
-    """One rank of the policy group."""
+class TrainedWorker(Worker):
+    """One rank of a group that is trained."""
 
     def __init__(self, rank: int, world_size: int, threads: int) -> None:
         super().__init__(rank, world_size, threads)
         self._threads = threads
         self._store: TCPStore | None = None
-        self._broadcaster: Broadcaster | None = None
+        self._core: Any = None
 
     @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
     def open_rendezvous(self, host: str) -> int:
@@ -58,7 +60,7 @@ class PolicyWorker(Worker):
         return int(self._store.port)
 
     @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
-    def start(self, local_rank: int, spec: PolicySpec, host: str, port: int) -> None:
+    def start(self, local_rank: int, spec: PolicySpec | CriticSpec, host: str, port: int) -> None:
         """Join the group and load the model. Raises ModelError, ConfigError."""
         import torch
 
@@ -67,23 +69,16 @@ class PolicyWorker(Worker):
         if self._store is None:
             self._store = TCPStore(host, port, is_master=False)
         join_group(self.rank, self.world_size, self._store, device=spec.workers.device)
-        self._core = PolicyCore(spec)
+        self._core = PolicyCore(spec) if isinstance(spec, PolicySpec) else CriticCore(spec)
 
     @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
-    def update(self, batches: Sequence[MicroBatch], lr: float) -> StepResult:
-        return self._core.update(batches, lr=lr)
+    def update(self, batches: Sequence[MicroBatch], lr: float, hold: bool = False) -> StepResult:
+        result: StepResult = self._core.update(batches, lr=lr, hold=hold)
+        return result
 
     @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
-    def logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
-        return self._core.logprobs(batches)
-
-    @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
-    def export(
-        self, directory: str, bucket_bytes: int, canary: Sequence[tuple[int, ...]]
-    ) -> tuple[ExportResult, list[list[float]]]:
-        """Weights into a directory, and the canary's logprobs under the same weights (rank 0; the others nothing)."""
-        result = self._core.export(Path(directory), bucket_bytes=bucket_bytes)
-        return result, self._core.canary_logprobs(canary) if self.rank == 0 else []
+    def release(self, undo: bool) -> None:
+        self._core.release(undo=undo)
 
     @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
     def save_state(self, directory: str) -> None:
@@ -92,6 +87,26 @@ class PolicyWorker(Worker):
     @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
     def load_state(self, directory: str) -> None:
         self._core.load_state(Path(directory))
+
+
+@ray.remote(concurrency_groups={"compute": 1, "push": 1})
+class PolicyWorker(TrainedWorker):
+    """One rank of the policy group."""
+
+    _broadcaster: Broadcaster | None = None
+
+    @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
+    def logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
+        found: list[FloatArray] = self._core.logprobs(batches)
+        return found
+
+    @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
+    def export(
+        self, directory: str, bucket_bytes: int, canary: Sequence[tuple[int, ...]]
+    ) -> tuple[ExportResult, list[list[float]]]:
+        """Weights into a directory, and the canary's logprobs under the same weights (rank 0; the others nothing)."""
+        result = self._core.export(Path(directory), bucket_bytes=bucket_bytes)
+        return result, self._core.canary_logprobs(canary) if self.rank == 0 else []
 
     @ray.method(concurrency_group="push")  # type: ignore[untyped-decorator]
     def open_push_store(self, host: str) -> int:
@@ -105,6 +120,21 @@ class PolicyWorker(Worker):
         if self._broadcaster is None:
             raise RuntimeError("broadcast before open_push_store")
         return self._broadcaster.send(epoch, size, [Path(file) for file in files], config)
+
+
+@ray.remote(concurrency_groups={"compute": 1})
+class CriticWorker(TrainedWorker):
+    """One rank of the critic group."""
+
+    @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
+    def values(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
+        found: list[FloatArray] = self._core.values(batches)
+        return found
+
+    @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
+    def export(self, directory: str, bucket_bytes: int) -> None:
+        """Weights into a directory (rank 0; the others nothing)."""
+        self._core.export(Path(directory), bucket_bytes=bucket_bytes)
 
 
 @ray.remote
@@ -121,4 +151,4 @@ class ReferenceWorker(Worker):
 
 def actor_class(role: str) -> Any:
     """The actor of a role."""
-    return {"policy": PolicyWorker, "reference": ReferenceWorker}[role]
+    return {"policy": PolicyWorker, "critic": CriticWorker, "reference": ReferenceWorker}[role]

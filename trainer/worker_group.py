@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainer.config import WorkersConfig
+from trainer.critic import CriticSpec
 from trainer.policy import PolicySpec
 
 
@@ -36,6 +37,10 @@ class GroupStarter(Protocol):
 
     async def start_policy(self, workers: WorkersConfig, spec: PolicySpec) -> WorkerGroup:
         """The policy group, models loaded. Raises ModelError, ConfigError, WorkerDied."""
+        ...
+
+    async def start_critic(self, workers: WorkersConfig, spec: CriticSpec) -> WorkerGroup:
+        """The critic group, models loaded. Raises ModelError, ConfigError, WorkerDied."""
         ...
 
     async def start_reference(self, workers: WorkersConfig, model_dir: Path) -> WorkerGroup:

@@ -38,6 +38,13 @@ BASE: dict[str, Any] = {
         ({"algorithm": {"loss": "ppo"}}, "Input should be 'ppo_clip', 'gspo' or 'cispo'"),
         ({"algorithm": {"correction": "is"}}, "Input should be 'none', 'tis', 'tis_sequence', 'icepop'"),
         ({"algorithm": {"advantage": "gae"}}, r"algorithm.advantage=gae needs .* critic"),
+        ({"critic": {}}, r"\[train.critic\] gives values that algorithm.advantage=grpo does not use"),
+        (
+            {"critic": {"warmup_steps": 5}, "steps": 5, "algorithm": {"advantage": "gae"}},
+            "critic.warmup_steps=5 leaves none of steps=5",
+        ),
+        ({"critic": {"value_clip": 0}, "algorithm": {"advantage": "gae"}}, "greater than 0"),
+        ({"algorithm": {"gae_lambda": 1.1}}, "less than or equal to 1"),
         ({"algorithm": {"loss": "gspo"}}, "loss=gspo .* aggregation=token_mean: use sequence_mean"),
         (
             {"algorithm": {"loss": "gspo", "aggregation": "sequence_mean"}},
@@ -88,6 +95,16 @@ def test_a_method_that_compares_samples_needs_two_of_them(advantage: str) -> Non
 def test_a_combination_that_makes_sense_is_accepted(algorithm: dict[str, Any]) -> None:
     config = TrainConfig.model_validate({**BASE, "algorithm": algorithm})
     assert TrainConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_a_critic_makes_gae_possible_and_runs_as_the_policy_does_unless_told_otherwise() -> None:
+    ppo = {**BASE, "algorithm": {"advantage": "gae"}, "workers": {"world_size": 2, "zero_stage": 2}}
+    shared = TrainConfig.model_validate({**ppo, "critic": {}})
+    assert shared.critic_workers == shared.workers
+    own = TrainConfig.model_validate({**ppo, "critic": {"workers": {"zero_stage": 1}}})
+    assert (own.critic_workers.world_size, own.critic_workers.zero_stage) == (1, 1)
+    assert {role: group.world_size for role, group in own.group_workers.items()} == {"policy": 2, "critic": 1}
+    assert TrainConfig.model_validate_json(own.model_dump_json()) == own
 
 
 def test_the_defaults_are_consistent_and_survive_json() -> None:

@@ -1,0 +1,83 @@
+"""The role groups of a run: started, restored and saved together."""
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout.errors import ConfigError
+from trainer.checkpoint import Checkpoint
+from trainer.config import TrainConfig
+from trainer.critic import CriticSpec
+from trainer.models import check_same_tokens
+from trainer.policy import PolicySpec
+from trainer.worker_group import GroupStarter, WorkerGroup
+
+_CRITIC_STATE = "critic-state"
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Those that a run has."""
+
+    policy: WorkerGroup
+    reference: WorkerGroup | None = None
+    critic: WorkerGroup | None = None
+
+    async def save(self, directory: Path, *, bucket_bytes: int) -> None:
+        """Models and optimizer states of the trained groups into a checkpoint's directory. Raises WorkerDied."""
+        await self.policy.call("export", str(directory / "policy"), bucket_bytes, ())
+        await self.policy.call("save_state", str(directory))
+        if self.critic is None:
+            return
+        for name in ("critic", _CRITIC_STATE):
+            (directory / name).mkdir()
+        await self.critic.call("export", str(directory / "critic"), bucket_bytes)
+        await self.critic.call("save_state", str(directory / _CRITIC_STATE))
+
+
+async def start_workers(
+    stack: AsyncExitStack, config: TrainConfig, checkpoint: Checkpoint | None, groups: GroupStarter
+) -> Workers:
+    """Every group that the configuration asks for, restored from the checkpoint; `stack` ends them.
+
+    Raises ModelError, WorkerDied, CheckpointError, and ConfigError where the critic reads other tokens than the policy
+    or the checkpoint has none.
+    """
+    policy = await groups.start_policy(config.workers, _policy_spec(config, checkpoint))
+    stack.callback(policy.close)
+    critic = await _start_critic(stack, config, checkpoint, groups)
+    if checkpoint is not None:
+        # The policy last: groups that share a process share its random state, and it is the policy's that counts.
+        await policy.call("load_state", str(checkpoint.directory.resolve()))
+    reference = None
+    if config.algorithm.kl_coef > 0:
+        reference = await groups.start_reference(config.workers, config.model.path.resolve())
+        stack.callback(reference.close)
+    return Workers(policy, reference, critic)
+
+
+def _policy_spec(config: TrainConfig, checkpoint: Checkpoint | None) -> PolicySpec:
+    model_dir = checkpoint.policy_dir if checkpoint else config.model.path
+    return PolicySpec(model_dir.resolve(), config.workers, config.optimizer, config.algorithm, config.seed)
+
+
+async def _start_critic(
+    stack: AsyncExitStack, config: TrainConfig, checkpoint: Checkpoint | None, groups: GroupStarter
+) -> WorkerGroup | None:
+    if config.critic is None:
+        return None
+    model_dir = config.critic.path or config.model.path
+    check_same_tokens(config.model.path, model_dir, knob="train.critic.path")
+    if checkpoint is not None:
+        model_dir = checkpoint.directory / "critic"
+        if not model_dir.is_dir():
+            raise ConfigError(
+                f"{checkpoint.directory} holds no critic, but [train.critic] is set: the run was begun without one."
+                f" Give the new run another name and start it from model.path={checkpoint.policy_dir}"
+            )
+    spec = CriticSpec(model_dir.resolve(), config.critic_workers, config.critic)
+    critic = await groups.start_critic(config.critic_workers, spec)
+    stack.callback(critic.close)
+    if checkpoint is not None:
+        await critic.call("load_state", str((checkpoint.directory / _CRITIC_STATE).resolve()))
+    return critic
