@@ -29,9 +29,10 @@ def value_fit(rows: Sequence[Row]) -> dict[str, float]:
     returns = _trained(rows, [row.returns_T for row in rows])
     if not len(values) or len(values) != len(returns):
         return {}
-    fit = {"value_mean": float(values.mean()), "return_mean": float(returns.mean())}
-    if (spread := float(returns.var())) > 0:
-        fit["explained_variance"] = 1 - float((returns - values).var()) / spread
+    with np.errstate(invalid="ignore"):  # what is not finite skips the step, and its metrics are left out
+        fit = {"value_mean": float(values.mean()), "return_mean": float(returns.mean())}
+        if (spread := float(returns.var())) > 0:
+            fit["explained_variance"] = 1 - float((returns - values).var()) / spread
     return fit
 
 

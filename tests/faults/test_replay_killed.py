@@ -25,10 +25,41 @@ async def twin(single_rank: None, tmp_path_factory: pytest.TempPathFactory) -> T
     return config
 
 
+@pytest.fixture(scope="module")
+async def ppo_twin(single_rank: None, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    """The same with a critic, which is trained alone in the first step."""
+    directory = tmp_path_factory.mktemp("ppo")
+    recording = write_recording(directory / "source.rec")
+    config = replay_config(
+        directory,
+        build_policy(directory / "policy"),
+        "twin",
+        recording,
+        algorithm={"advantage": "gae", "minibatches": 2},
+        critic={"optimizer": {"lr": 1e-3}, "warmup_steps": 1},
+    )
+    await daemon._replay(config, recording)
+    return config
+
+
+@pytest.mark.parametrize("at", list(Milestone))
+async def test_a_replay_with_a_critic_killed_at_a_milestone_ends_with_both_models_of_its_twin(
+    ppo_twin: TrainConfig, at: Milestone, tmp_path: Path
+) -> None:
+    found = result_of(ppo_twin)
+    assert {"critic/model.safetensors", "critic-state/optimizer.safetensors", "policy/model.safetensors"} <= set(found)
+    assert found["critic/model.safetensors"] != found["policy/model.safetensors"]
+    await killed_and_resumed(ppo_twin, at, tmp_path)
+
+
 @pytest.mark.parametrize("at", list(Milestone))
 async def test_a_replay_killed_at_a_milestone_ends_with_the_weights_of_its_twin(
     twin: TrainConfig, at: Milestone, tmp_path: Path
 ) -> None:
+    await killed_and_resumed(twin, at, tmp_path)
+
+
+async def killed_and_resumed(twin: TrainConfig, at: Milestone, tmp_path: Path) -> None:
     config = twin.model_copy(update={"run": "killed", "runs_dir": tmp_path})
     count = 2 if at in ONCE_A_CHECKPOINT else 5  # after the checkpoint of step 3, and not beyond that of step 6
     code, output = replay_process(config, at.value, str(count))

@@ -199,6 +199,11 @@ async def test_an_empty_recording_is_refused(tmp_path: Path, model_dir: Path) ->
         {"workers": {"zero_stage": 1}},
         {"algorithm": {"kl_coef": 0.1}},
         {"algorithm": {"correction": "decoupled", "ppo_epochs": 2, "minibatches": 2}},
+        {"algorithm": {"advantage": "gae", "ppo_epochs": 2}, "critic": {"optimizer": {"lr": 1e-3}, "warmup_steps": 2}},
+        {
+            "algorithm": {"advantage": "gae", "kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1"},
+            "critic": {"workers": {"zero_stage": 2, "max_tokens_per_micro_batch": 32}, "optimizer": {"lr": 1e-3}},
+        },
     ],
 )
 async def test_other_settings_resume_exactly_too(
