@@ -90,6 +90,8 @@ class NightshiftConfig(BaseSettings):
         options["runs_dir"] = absolute(self.train.runs_dir)
         if self.train.critic is not None and self.train.critic.path is not None:
             options["critic"] = self.train.critic.model_copy(update={"path": absolute(self.train.critic.path)})
+        if (scorer := self.train.reward_model) is not None:
+            options["reward_model"] = scorer.model_copy(update={"path": absolute(scorer.path)})
         return TrainConfig(
             run=self.run,
             fleet=self.fleet_name,

@@ -119,6 +119,24 @@ class CriticConfig(Settings):
     """First steps that train the critic alone: the policy is published again as it is."""
 
 
+class RewardModelConfig(Settings):
+    """A frozen sequence classifier of one label, whose score of each sample joins the verifier's reward."""
+
+    path: Path
+    """With a tokenizer of its own: where its vocabulary is not the policy's, samples are decoded and encoded anew."""
+    weight: float = Field(default=1.0, allow_inf_nan=False)
+    """Of the score in the reward."""
+    verifier_weight: float = Field(default=1.0, allow_inf_nan=False)
+    """Of the verifier's reward in the reward; 0 leaves it out."""
+    max_length: int | None = Field(default=None, ge=8)
+    """Longer samples lose their beginning; None is the model's context."""
+    chat_template: bool = False
+    """Prompt and response as a user's and an assistant's message in the reward model's own template."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    workers: WorkersConfig | None = None
+    """None is as train.workers; of what concerns training (dtype, zero_stage) nothing is used."""
+
+
 class PushConfig(Settings):
     """The trainer half of a weight push."""
 
@@ -182,6 +200,7 @@ class TrainOptions(Settings):
     optimizer: OptimizerConfig = OptimizerConfig()
     workers: WorkersConfig = WorkersConfig()
     critic: CriticConfig | None = None
+    reward_model: RewardModelConfig | None = None
     push: PushConfig = PushConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvalConfig = EvalConfig()
@@ -218,6 +237,11 @@ class TrainOptions(Settings):
                 f"[train.critic] gives values that algorithm.advantage={algorithm.advantage} does not use: set it to"
                 " gae, or leave the critic out"
             )
+        if algorithm.dynamic_sampling and self.reward_model is not None:
+            raise ValueError(
+                "algorithm.dynamic_sampling=true filters groups by the verifier's rewards before"
+                f" reward_model={self.reward_model.path} scores them: set it to false, or leave the reward model out"
+            )
         if self.critic is not None and self.critic.warmup_steps >= self.steps:
             raise ValueError(
                 f"critic.warmup_steps={self.critic.warmup_steps} leaves none of steps={self.steps} to train the policy"
@@ -245,6 +269,8 @@ class TrainOptions(Settings):
             groups["critic"] = self.critic_workers
         if self.algorithm.kl_coef > 0:
             groups["reference"] = self.workers
+        if self.reward_model is not None:
+            groups["reward"] = self.reward_model.workers or self.workers
         return groups
 
     @property

@@ -20,6 +20,7 @@ from trainer.engine import StepResult, join_group
 from trainer.export import ExportResult
 from trainer.policy import PolicyCore, PolicySpec
 from trainer.reference import ReferenceCore
+from trainer.reward_model import RewardCore, RewardModelSpec
 
 
 class InProcessGroup:
@@ -130,6 +131,11 @@ async def start_critic(workers: WorkersConfig, spec: CriticSpec) -> InProcessGro
 async def start_reference(workers: WorkersConfig, model_dir: Path) -> InProcessGroup:
     """The frozen reference, loaded. Raises ModelError."""
     return await _started("reference", workers, lambda: ReferenceCore(model_dir, workers))
+
+
+async def start_reward(workers: WorkersConfig, spec: RewardModelSpec) -> InProcessGroup:
+    """The frozen reward model, loaded. Raises ModelError."""
+    return await _started("reward", workers, lambda: RewardCore(spec))
 
 
 async def _started(role: str, workers: WorkersConfig, make: Callable[[], object]) -> InProcessGroup:

@@ -183,6 +183,13 @@ async def recollect(queue: RolloutQueue, token: int, entry: JournalEntry, stalen
     return intake
 
 
+async def reject(queue: RolloutQueue, token: int, intake: Intake, rejected: Mapping[str, str]) -> None:
+    """End collected groups that a model of the run could not score: id -> reason. Raises Fenced."""
+    intake.dead |= rejected
+    intake.groups = [group for group in intake.groups if group.experience.group_id not in rejected]
+    await settle_dropped(queue, token, stale_ids=(), filtered_ids=(), dead=rejected)
+
+
 async def settle_dropped(
     queue: RolloutQueue,
     token: int,

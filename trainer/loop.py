@@ -26,7 +26,7 @@ from trainer.config import TrainConfig
 from trainer.errors import TrainingDiverged
 from trainer.evaluate import Evaluation, evaluate
 from trainer.feeder import Feed
-from trainer.intake import Intake, collect, recollect
+from trainer.intake import Intake, collect, recollect, reject
 from trainer.journal import Journal, JournalEntry
 from trainer.metrics import MetricsLog, batch_metrics, staleness_metrics
 from trainer.milestone import Milestone, reached
@@ -165,7 +165,8 @@ class TrainingLoop:
         reached(Milestone.UPDATED)
         self.progress.step = step
         self._parts.feed.stepped(entry)
-        await self._account(groups, step, result)
+        await reject(self._parts.queue, self._parts.token, intake, result.rejected)
+        await self._account(intake.groups, step, result)
         stepped = time.monotonic()
         if result.applied:
             self._same_weights = set()
@@ -183,7 +184,7 @@ class TrainingLoop:
             "update_s": stepped - waited,
             "publish_s": published - stepped,
             "step_s": published - began,
-            **batch_metrics(groups),
+            **batch_metrics(result.groups),
             **staleness_metrics(intake),
             **result.metrics,
         }
@@ -235,23 +236,24 @@ class TrainingLoop:
             policy=self._parts.workers.policy,
             reference=self._parts.workers.reference,
             critic=self._parts.workers.critic,
+            reward=self._parts.workers.reward,
         )
 
     async def _account(self, groups: Sequence[FreshGroup], step: int, result: Update) -> None:
         """Remember trained groups until their checkpoint; end those of a skipped step. Raises TrainingDiverged."""
         ids = [group.experience.group_id for group in groups]
         progress = self.progress
-        if result.applied or not ids:
+        if result.applied or not (ids or result.rejected):
             progress.unsettled += ids
             progress.skipped_in_a_row = 0 if result.applied else progress.skipped_in_a_row
             return
         progress.skipped_in_a_row += 1
-        log.warning("step skipped: loss or gradient not finite", step=step, in_a_row=progress.skipped_in_a_row)
-        reason = f"step {step} had a non-finite loss or gradient"
+        reason = f"step {step} had a non-finite loss or gradient" if ids else f"step {step} had no group with a reward"
+        log.warning("step skipped", step=step, reason=reason, in_a_row=progress.skipped_in_a_row)
         await self._parts.queue.settle(self._parts.token, ids, GroupState.DEAD, reason=reason)
         if progress.skipped_in_a_row >= self._config.max_skipped_steps:
             raise TrainingDiverged(
-                f"{progress.skipped_in_a_row} steps in a row had a non-finite loss or gradient"
+                f"{progress.skipped_in_a_row} steps in a row had a non-finite loss or gradient, or no reward"
                 f" (max_skipped_steps={self._config.max_skipped_steps}); the weights are those of step"
                 f" {step - progress.skipped_in_a_row}. Lower optimizer.lr or look at the rewards"
             )

@@ -1,6 +1,7 @@
 """Groups of workers, one a role: started together, given a batch by data-parallel rank, answering in order.
 
-Policy and critic are trained, their ranks one torch group each; the ranks of the reference do not talk to each other.
+The ranks of policy and critic, which are trained, form a torch group each; those of reference and reward do not talk
+to each other.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from trainer.config import WorkersConfig
 from trainer.critic import CriticSpec
 from trainer.errors import WorkerDied
 from trainer.policy import PolicySpec
+from trainer.reward_model import RewardModelSpec
 from trainer.worker import actor_class
 
 
@@ -126,6 +128,12 @@ async def start_reference(workers: WorkersConfig, model_dir: Path) -> RoleGroup:
     """The frozen reference group, model loaded. Raises ModelError, WorkerDied."""
     group = await RoleGroup.create("reference", workers)
     return await _started(group, workers, group.call("start", str(model_dir), workers))
+
+
+async def start_reward(workers: WorkersConfig, spec: RewardModelSpec) -> RoleGroup:
+    """The frozen reward group, model loaded. Raises ModelError, WorkerDied."""
+    group = await RoleGroup.create("reward", workers)
+    return await _started(group, workers, group.call("start", spec))
 
 
 async def _started(group: RoleGroup, workers: WorkersConfig, starting: Awaitable[object]) -> RoleGroup:

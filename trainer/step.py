@@ -4,8 +4,8 @@ groups --scoring--> rows --plan--> minibatches --update--> policy and critic, bo
 """
 
 import math
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
 from trainer.commit import Job, all_or_none
 from trainer.config import CriticConfig, OptimizerConfig, TrainConfig
@@ -25,6 +25,10 @@ class Update:
 
     applied: bool
     metrics: dict[str, float]
+    groups: tuple[FreshGroup, ...] = ()
+    """What was trained, or tried, with final rewards."""
+    rejected: Mapping[str, str] = field(default_factory=dict)
+    """Group id -> why a model of the run could not score it; not trained."""
 
 
 def learning_rate(optimizer: OptimizerConfig, step: int) -> float:
@@ -43,25 +47,30 @@ async def update(
     policy: WorkerGroup,
     reference: WorkerGroup | None,
     critic: WorkerGroup | None = None,
+    reward: WorkerGroup | None = None,
 ) -> Update:
     """Score and train one batch; `seed` and `step` decide its minibatches. Raises WorkerDied."""
-    workers = Workers(policy, reference, critic)
+    workers = Workers(policy, reference, critic, reward)
     trains_policy = config.critic is None or step > config.critic.warmup_steps
     proximal = trains_policy and config.algorithm.updates > 1
-    rows = await score(groups, same_weights=same_weights, config=config, workers=workers, proximal=proximal)
+    scored = await score(groups, same_weights=same_weights, config=config, workers=workers, proximal=proximal)
+    rows, rewards = scored.rows, scored.rewards
+    if not rewards.groups:
+        return Update(False, dict(rewards.metrics), rewards.groups, rewards.rejected)
     jobs: dict[str, Job] = {}
     if trains_policy:
         jobs["policy"] = _policy_job(rows, config, policy, step=step, seed=seed)
     if critic is not None and config.critic is not None:
         jobs["critic"] = _critic_job(rows, config, config.critic, critic, step=step, seed=seed)
     results = dict(zip(jobs, await all_or_none(list(jobs.values())), strict=True))
-    metrics = {"trained_tokens": float(sum(row.trained_tokens for row in rows))}
+    metrics = {**rewards.metrics, "trained_tokens": float(sum(row.trained_tokens for row in rows))}
     if "policy" in results:
         metrics |= _policy_metrics(results["policy"], rows, lr=jobs["policy"].lr)
     if "critic" in results and config.critic is not None:
         metrics |= critic_metrics(results["critic"], rows, config.critic, lr=jobs["critic"].lr)
     applied = all(result.applied for result in results.values())
-    return Update(applied, {key: value for key, value in metrics.items() if math.isfinite(value)})
+    finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
+    return Update(applied, finite, rewards.groups, rewards.rejected)
 
 
 def _policy_job(rows: Sequence[Row], config: TrainConfig, policy: WorkerGroup, *, step: int, seed: int) -> Job:

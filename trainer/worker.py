@@ -22,6 +22,8 @@ from trainer.engine import StepResult, join_group
 from trainer.export import ExportResult
 from trainer.policy import PolicyCore, PolicySpec
 from trainer.reference import ReferenceCore
+from trainer.reward_model import RewardCore, RewardModelSpec
+from trainer.transcript import Transcript
 
 
 class Worker:
@@ -149,6 +151,23 @@ class ReferenceWorker(Worker):
         return self._core.logprobs(batches)
 
 
+@ray.remote
+class RewardWorker(Worker):
+    """One rank of the reward group; ranks do not talk to each other."""
+
+    def start(self, spec: RewardModelSpec) -> None:
+        """Raises ModelError."""
+        self._core = RewardCore(spec)
+
+    def scores(self, transcripts: Sequence[Transcript]) -> FloatArray:
+        return self._core.scores(transcripts)
+
+
 def actor_class(role: str) -> Any:
     """The actor of a role."""
-    return {"policy": PolicyWorker, "critic": CriticWorker, "reference": ReferenceWorker}[role]
+    return {
+        "policy": PolicyWorker,
+        "critic": CriticWorker,
+        "reference": ReferenceWorker,
+        "reward": RewardWorker,
+    }[role]

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from trainer.config import WorkersConfig
 from trainer.critic import CriticSpec
 from trainer.policy import PolicySpec
+from trainer.reward_model import RewardModelSpec
 
 
 class WorkerGroup(Protocol):
@@ -45,4 +46,8 @@ class GroupStarter(Protocol):
 
     async def start_reference(self, workers: WorkersConfig, model_dir: Path) -> WorkerGroup:
         """The frozen reference group, model loaded. Raises ModelError, WorkerDied."""
+        ...
+
+    async def start_reward(self, workers: WorkersConfig, spec: RewardModelSpec) -> WorkerGroup:
+        """The frozen reward group, model loaded. Raises ModelError, WorkerDied."""
         ...

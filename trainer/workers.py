@@ -10,6 +10,7 @@ from trainer.config import TrainConfig
 from trainer.critic import CriticSpec
 from trainer.models import check_same_tokens
 from trainer.policy import PolicySpec
+from trainer.reward_model import RewardModelSpec
 from trainer.worker_group import GroupStarter, WorkerGroup
 
 _CRITIC_STATE = "critic-state"
@@ -22,6 +23,7 @@ class Workers:
     policy: WorkerGroup
     reference: WorkerGroup | None = None
     critic: WorkerGroup | None = None
+    reward: WorkerGroup | None = None
 
     async def save(self, directory: Path, *, bucket_bytes: int) -> None:
         """Models and optimizer states of the trained groups into a checkpoint's directory. Raises WorkerDied."""
@@ -53,12 +55,24 @@ async def start_workers(
     if config.algorithm.kl_coef > 0:
         reference = await groups.start_reference(config.workers, config.model.path.resolve())
         stack.callback(reference.close)
-    return Workers(policy, reference, critic)
+    return Workers(policy, reference, critic, await _start_reward(stack, config, groups))
 
 
 def _policy_spec(config: TrainConfig, checkpoint: Checkpoint | None) -> PolicySpec:
     model_dir = checkpoint.policy_dir if checkpoint else config.model.path
     return PolicySpec(model_dir.resolve(), config.workers, config.optimizer, config.algorithm, config.seed)
+
+
+async def _start_reward(stack: AsyncExitStack, config: TrainConfig, groups: GroupStarter) -> WorkerGroup | None:
+    if config.reward_model is None:
+        return None
+    workers = config.group_workers["reward"]
+    spec = RewardModelSpec(
+        config.reward_model.path.resolve(), config.model.path.resolve(), workers, config.reward_model
+    )
+    reward = await groups.start_reward(workers, spec)
+    stack.callback(reward.close)
+    return reward
 
 
 async def _start_critic(

@@ -1,0 +1,96 @@
+"""The frozen reward model of one rank: a sequence classifier of one label."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from trainer.config import RewardModelConfig, WorkersConfig
+from trainer.errors import ModelError
+from trainer.models import context_length, load_silenced
+from trainer.rows import FloatArray
+from trainer.transcript import Transcriber, Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class RewardModelSpec:
+    """What every rank of the reward group is started with."""
+
+    model_dir: Path
+    policy_dir: Path
+    """Whose tokenizer made the transcripts."""
+    workers: WorkersConfig
+    config: RewardModelConfig
+
+
+class RewardCore:
+    """Scores transcripts; needs no process group."""
+
+    def __init__(self, spec: RewardModelSpec) -> None:
+        """Raises ModelError for a broken directory, one of another number of labels or one without its head."""
+        path, config = spec.model_dir, spec.config
+        self._device = torch.device(spec.workers.device)
+        self._max_tokens = spec.workers.max_tokens_per_micro_batch
+        limits = [limit for limit in (config.max_length, context_length(path)) if limit]
+        self._transcribe = Transcriber(
+            spec.policy_dir, path, chat_template=config.chat_template, max_length=min(limits, default=None)
+        )
+        self._model = _load(path, config.dtype).to(self._device)
+        embeddings = int(self._model.get_input_embeddings().weight.shape[0])
+        if embeddings < self._transcribe.vocabulary:
+            raise ModelError(
+                f"{path}: its tokenizer gives {self._transcribe.vocabulary} ids, its embedding has {embeddings}"
+            )
+        text = self._model.config.get_text_config()
+        self._text_config, self._pad = text, text.pad_token_id
+
+    def scores(self, transcripts: Sequence[Transcript]) -> FloatArray:
+        """One score [N] a transcript, float32, the same whatever else is scored with it."""
+        sequences = [self._transcribe(transcript) for transcript in transcripts]
+        scores_N = np.zeros(len(sequences), np.float32)
+        with torch.no_grad():
+            for chunk in chunks([len(ids) for ids in sequences], self._max_tokens):
+                scores_N[chunk] = self._forward([sequences[index] for index in chunk])
+        return scores_N
+
+    def _forward(self, sequences: Sequence[list[int]]) -> FloatArray:
+        pad = self._pad
+        if pad is None:
+            # Decoders score the last token that is not a pad, so one that ends no sequence has to stand for it.
+            pad = self._text_config.pad_token_id = unused({ids[-1] for ids in sequences})
+        width = max(map(len, sequences))
+        ids_BL = torch.tensor([[*ids, *[pad] * (width - len(ids))] for ids in sequences])
+        attention_BL = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids in sequences])
+        logits = self._model(input_ids=ids_BL.to(self._device), attention_mask=attention_BL.to(self._device)).logits
+        if logits.shape != (len(sequences), 1):
+            raise ModelError(f"the reward model gave logits {tuple(logits.shape)} for {len(sequences)} sequences")
+        return np.asarray(logits[:, 0].float().cpu().numpy(), np.float32)
+
+
+def _load(path: Path, dtype: str) -> Any:
+    model = load_silenced(AutoModelForSequenceClassification, path, dtype)
+    if model.config.num_labels != 1:
+        raise ModelError(f"{path} has num_labels={model.config.num_labels}, but a reward model gives 1 number")
+    return model
+
+
+def chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Indices of sequences that are computed together, longest first, at most `max_tokens` padded tokens a chunk unless
+    one sequence alone is longer.
+    """
+    found: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if found and lengths[found[-1][0]] * (len(found[-1]) + 1) <= max_tokens:
+            found[-1].append(index)
+        else:
+            found.append([index])
+    return found
+
+
+def unused(ids: set[int]) -> int:
+    """The smallest token id that is not among them."""
+    return next(candidate for candidate in range(len(ids) + 1) if candidate not in ids)
