@@ -5,21 +5,27 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from transformers import AutoModelForSequenceClassification
 
 from rollout.errors import ConfigError
 from rollout.recording import RecordingWriter
 from tests.replay_kit import BATCH, kill_at, replay_config, result_of, write_recording
 from tests.tiny_models import build_policy
 from tests.trainer_kit import metrics
-from trainer import daemon, milestone
+from trainer import daemon, in_process, milestone
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.errors import CheckpointError
 from trainer.milestone import Milestone
+from trainer.reward_model import RewardCore
+from trainer.rows import FloatArray
+from trainer.transcript import Transcript
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
@@ -218,6 +224,36 @@ async def test_other_settings_resume_exactly_too(
     assert resumed.state.step == 3
     await replay(killed)
     assert result_of(killed) == result_of(whole)
+
+
+class Refusing(RewardCore):
+    """Cannot score responses of two tokens."""
+
+    def scores(self, transcripts: Sequence[Transcript]) -> FloatArray:
+        short = np.array([len(one.response_ids_T) == 2 for one in transcripts])
+        return np.where(short, np.float32(np.nan), super().scores(transcripts))
+
+
+async def test_groups_that_the_reward_model_cannot_score_end_dead_and_a_crash_changes_nothing(
+    tmp_path: Path, model_dir: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer = tmp_path / "scorer"
+    shutil.copytree(model_dir, scorer)
+    AutoModelForSequenceClassification.from_pretrained(model_dir, num_labels=1).save_pretrained(scorer)
+    monkeypatch.setattr(in_process, "RewardCore", Refusing)
+    changes = {"reward_model": {"path": scorer, "weight": 0.5}, "max_skipped_steps": 9}
+    whole = replay_config(tmp_path, model_dir, "whole", recording, **changes)
+    await replay(whole)
+    killed = replay_config(tmp_path, model_dir, "killed", recording, **changes)
+    await crashed(killed, Milestone.UPDATED, 5, monkeypatch)
+    await replay(killed)
+    assert result_of(killed) == result_of(whole)
+    lines = metrics(whole.run_dir)
+    assert sum(line["rejected_groups"] for line in lines) > 0
+    assert sum(line["applied"] for line in lines) > 0
+    ledger = json.loads((whole.run_dir / "summary.json").read_text())["ledger"]
+    assert ledger["dead"] == 1 + sum(line["rejected_groups"] for line in lines)
+    assert ledger["trained"] == sum(line["groups"] for line in lines if line["applied"])
 
 
 async def test_groups_that_were_filtered_are_taken_once_across_a_crash(

@@ -44,6 +44,11 @@ BASE: dict[str, Any] = {
             "critic.warmup_steps=5 leaves none of steps=5",
         ),
         ({"critic": {"value_clip": 0}, "algorithm": {"advantage": "gae"}}, "greater than 0"),
+        (
+            {"reward_model": {"path": "/models/rm"}, "algorithm": {"dynamic_sampling": True}},
+            "dynamic_sampling=true filters groups .* before reward_model=/models/rm scores them",
+        ),
+        ({"reward_model": {"path": "/models/rm", "weight": float("nan")}}, "finite number"),
         ({"algorithm": {"gae_lambda": 1.1}}, "less than or equal to 1"),
         ({"algorithm": {"loss": "gspo"}}, "loss=gspo .* aggregation=token_mean: use sequence_mean"),
         (
