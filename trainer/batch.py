@@ -1,4 +1,4 @@
-"""From rows to padded micro-batches.
+"""From rows to micro-batches.
 
     Experience --rows.rows_of--> Row (one segment) --make_batch--> per rank: MicroBatch, MicroBatch, ... --by_row--> [T]
 
@@ -15,6 +15,7 @@ import torch
 from trainer.algorithm import Aggregation
 from trainer.credit import Credit
 from trainer.loss import aggregation_weights
+from trainer.partition import Packing, partition
 from trainer.rows import FloatArray, FreshGroup, Row, rows_of
 
 IntArray = npt.NDArray[np.int64]
@@ -23,7 +24,7 @@ __all__ = ["FloatArray", "FreshGroup", "MicroBatch", "Row", "by_row", "make_batc
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Padded arrays of B rows; token arrays cover the window of W = L - 1 - start predicted positions."""
+    """Right-padded arrays of B rows; token arrays cover the window of W = L - 1 - start predicted positions."""
 
     input_ids_BL: IntArray
     attention_mask_BL: IntArray
@@ -36,6 +37,8 @@ class MicroBatch:
     on_policy_BW: FloatArray
     advantages_BW: FloatArray
     temperatures_B: FloatArray
+    prompts_B: IntArray
+    """Prompt tokens of each row."""
     rows_B: IntArray
     """Index of each row in what `make_batch` was given; -1 for one that only keeps a rank busy."""
     reference_logprobs_BW: FloatArray | None = None
@@ -44,6 +47,8 @@ class MicroBatch:
     returns_BW: FloatArray | None = None
     boundary: bool = False
     """Whether the optimizer steps after this one."""
+    packed: bool = False
+    """Whether the model is to see the rows as one sequence without padding (`trainer.packing`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +68,25 @@ def make_batch(
     max_tokens: int,
     aggregation: Aggregation,
     fixed_length: int | None = None,
+    packing: Packing = "off",
 ) -> list[list[MicroBatch]]:
-    """Micro-batches for each rank, of at most `max_tokens` padded tokens unless one row alone is longer.
+    """Micro-batches for each rank, of at most `max_tokens` tokens unless one row alone is longer.
 
-    The last one of each rank is a boundary. Rows are dealt longest first to the rank with the fewest tokens; ties by
-    order, so the split is deterministic. `fixed_length` is what aggregation fixed_length divides by. Raises ValueError
-    when no row trains a token.
+    The last one of each rank is a boundary. `trainer.partition` says which rows go where and whether they are packed.
+    `fixed_length` is what aggregation fixed_length divides by. Raises ValueError when no row trains a token.
     """
     whole = _Whole(sum(row.trained_tokens for row in rows), len(rows), aggregation, fixed_length)
     if whole.tokens == 0:
         raise ValueError("a batch needs at least one trained token")
-    ranks = [_pack(rows, share, max_tokens) for share in _deal(rows, world_size)]
-    depth = max(len(chunks) for chunks in ranks)
-    shortest = min(range(len(rows)), key=lambda index: rows[index].length)
+    lengths = [row.length for row in rows]
+    split = partition(lengths, world_size=world_size, max_tokens=max_tokens, packing=packing)
+    depth = max(len(chunks) for chunks in split.ranks)
+    shortest = min(range(len(rows)), key=lambda index: lengths[index])
     batches = []
-    for chunks in ranks:
+    for chunks in split.ranks:
         micro = [_pad(rows, chunk, whole) for chunk in chunks]
         micro += [_without_loss(_pad(rows, [shortest], whole)) for _ in range(depth - len(chunks))]
+        micro = [replace(one, packed=split.packed) for one in micro]
         micro[-1] = replace(micro[-1], boundary=True)
         batches.append(micro)
     return batches
@@ -102,27 +109,6 @@ def _place(row: Row, start: int) -> slice:
     """Of a row's response in a window that begins at position `start`."""
     prompt = len(row.prompt_ids_P)
     return slice(prompt - 1 - start, row.length - 1 - start)
-
-
-def _deal(rows: Sequence[Row], world_size: int) -> list[list[int]]:
-    shares: list[list[int]] = [[] for _ in range(world_size)]
-    load = [0] * world_size
-    for index in sorted(range(len(rows)), key=lambda index: -rows[index].length):
-        rank = load.index(min(load))
-        shares[rank].append(index)
-        load[rank] += rows[index].length
-    return shares
-
-
-def _pack(rows: Sequence[Row], share: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Rows come longest first, so the first of a chunk sets its width."""
-    chunks: list[list[int]] = []
-    for index in share:
-        if chunks and rows[chunks[-1][0]].length * (len(chunks[-1]) + 1) <= max_tokens:
-            chunks[-1].append(index)
-        else:
-            chunks.append([index])
-    return chunks
 
 
 def _pad(rows: Sequence[Row], chunk: Sequence[int], whole: _Whole) -> MicroBatch:
@@ -157,6 +143,7 @@ def _pad(rows: Sequence[Row], chunk: Sequence[int], whole: _Whole) -> MicroBatch
         on_policy_BW=window([row.on_policy_T for row in picked]),
         advantages_BW=window([row.advantage for row in picked]),
         temperatures_B=np.array([row.temperature for row in picked], np.float32),
+        prompts_B=np.array([len(row.prompt_ids_P) for row in picked], np.int64),
         rows_B=np.array(chunk, np.int64),
         reference_logprobs_BW=optional([row.reference_logprobs_T for row in picked]),
         proximal_logprobs_BW=optional([row.proximal_logprobs_T for row in picked]),

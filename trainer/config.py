@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from rollout.config import ModelConfig, Name, RedisConfig, Settings
 from trainer.algorithm import GROUP_ADVANTAGES, AlgorithmConfig
+from trainer.partition import Packing
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -89,7 +90,10 @@ class WorkersConfig(Settings):
     threads: int = Field(default=1, ge=1)
     """torch threads of a worker."""
     max_tokens_per_micro_batch: int = Field(default=8192, ge=16)
-    """Padded tokens."""
+    """Padding counts, except where rows are packed."""
+    packing: Packing = "auto"
+    """The rows of a micro-batch as one sequence without padding, attention kept within each. auto: where the model's
+    attention supports it and at least a tenth of a batch would be padding."""
     start_timeout_s: float = Field(default=300.0, gt=0)
     """For the cluster to place the workers of a group, and again for them to load the model."""
 

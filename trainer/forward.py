@@ -1,4 +1,4 @@
-"""One forward pass of a micro-batch: logits of the window where responses are predicted."""
+"""One forward pass of a micro-batch, padded or packed: logits where responses are predicted."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trainer.batch import FloatArray, MicroBatch
 from trainer.loss import token_logprobs
+from trainer.packing import PackedBatch, pack
 
 
 def window_logits(model: Callable[..., Any], batch: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -25,12 +26,32 @@ def window_logits(model: Callable[..., Any], batch: MicroBatch, device: torch.de
     return logits.float() / temperatures[:, None, None], ids_BL[:, batch.start + 1 :]
 
 
+def packed_logits(model: Callable[..., Any], packed: PackedBatch) -> Tensor:
+    """Logits [1, R, V] that predict each response token, divided by its row's temperature.
+
+    The model has to be set to packed attention (`packed_attention.enable_packing`).
+    """
+    logits: Tensor = model(
+        input_ids=packed.ids_1N,
+        position_ids=packed.positions_1N,
+        packed_rows=packed.rows,
+        use_cache=False,
+        logits_to_keep=packed.predictors_R,
+    ).logits
+    return logits.float() / packed.temperatures_R[:, None]
+
+
 def window_logprobs(model: Callable[..., Any], batches: Sequence[MicroBatch], device: torch.device) -> list[FloatArray]:
-    """Logprobs [B, W] of the tokens of each micro-batch's window, without gradient."""
+    """Logprobs [B, W] of the tokens of each micro-batch's window, without gradient; of packed ones 0 off responses."""
     results = []
     with torch.no_grad():
         for batch in batches:
-            values = token_logprobs(*window_logits(model, batch, device))
+            if batch.packed:
+                packed = pack(batch, device)
+                values = token_logprobs(packed_logits(model, packed), packed.targets_R[None])
+                values = packed.in_window(values[0])
+            else:
+                values = token_logprobs(*window_logits(model, batch, device))
             results.append(np.asarray(values.cpu().numpy(), np.float32))
     return results
 

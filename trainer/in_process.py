@@ -100,6 +100,9 @@ class PolicyRank(TrainedRank):
         found: list[FloatArray] = self._core.logprobs(batches)
         return found
 
+    def packs(self) -> bool:
+        return bool(self._core.packs())
+
     def export(
         self, directory: str, bucket_bytes: int, canary: Sequence[tuple[int, ...]]
     ) -> tuple[ExportResult, list[list[float]]]:

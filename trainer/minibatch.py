@@ -9,6 +9,7 @@ import numpy as np
 
 from trainer.algorithm import AlgorithmConfig
 from trainer.batch import MicroBatch, Row, make_batch
+from trainer.partition import Packing
 
 
 def minibatches(count: int, *, epochs: int, parts: int, seed: int, step: int) -> list[list[int]]:
@@ -36,6 +37,7 @@ def plan(
     fixed_length: int,
     seed: int,
     step: int,
+    packing: Packing = "off",
 ) -> list[list[MicroBatch]]:
     """All micro-batches of a step for each rank, the same number and boundaries on every rank.
 
@@ -51,6 +53,7 @@ def plan(
             max_tokens=max_tokens,
             aggregation=algorithm.aggregation,
             fixed_length=fixed_length,
+            packing=packing,
         )
         for share, part in zip(shares, parts, strict=True):
             share.extend(part)

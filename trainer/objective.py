@@ -1,6 +1,8 @@
 """The loss of a micro-batch, composed from the algorithm settings, and the sums that its metrics are made of."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from trainer.correction import (
     truncated_importance_weights,
     truncated_sequence_weights,
 )
+from trainer.forward import packed_logits, window_logits
 from trainer.histogram import ratio_bins, ratio_percentile
 from trainer.kl import kl_estimate
 from trainer.loss import (
@@ -24,6 +27,7 @@ from trainer.loss import (
     token_entropy,
     token_logprobs,
 )
+from trainer.packing import pack
 
 Sums = dict[str, float]
 """Additive over micro-batches and ranks, except keys that end in `_max`."""
@@ -46,6 +50,19 @@ class _Tokens:
         return self.behavior if algorithm.correction == "behavior" else self.proximal
 
 
+def forward_loss(
+    model: Callable[..., Any], batch: MicroBatch, algorithm: AlgorithmConfig, device: torch.device
+) -> tuple[Tensor, Sums]:
+    """`micro_batch_loss` of what the model makes of a micro-batch, padded or packed."""
+    if not batch.packed:
+        return micro_batch_loss(*window_logits(model, batch, device), batch, algorithm)
+    packed = pack(batch, device)
+    logits_1RV = packed_logits(model, packed)
+    logprobs_R = token_logprobs(logits_1RV, packed.targets_R[None])[0]
+    entropy_R = policy_entropy(logits_1RV, algorithm)[0]
+    return window_loss(packed.in_window(logprobs_R), packed.in_window(entropy_R), batch, algorithm)
+
+
 def micro_batch_loss(
     logits_BWV: Tensor, targets_BW: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig
 ) -> tuple[Tensor, Sums]:
@@ -54,8 +71,21 @@ def micro_batch_loss(
     Where a batch is one update, the policy before the backward pass *is* the proximal policy: its logprobs need no
     second forward. With correction "behavior" the clipped ratio is to the sampling policy instead (plain PPO).
     """
-    tokens = _tokens(logits_BWV, targets_BW, batch)
-    weights = torch.tensor(batch.weights_BW, device=logits_BWV.device)
+    logprobs_BW = token_logprobs(logits_BWV, targets_BW)
+    return window_loss(logprobs_BW, policy_entropy(logits_BWV, algorithm), batch, algorithm)
+
+
+def policy_entropy(logits: Tensor, algorithm: AlgorithmConfig) -> Tensor:
+    """In nats; with gradient where there is a bonus for it. Logits are [B, T, V], the result [B, T]."""
+    return token_entropy(logits if algorithm.entropy_coef > 0 else logits.detach())
+
+
+def window_loss(
+    logprobs_BW: Tensor, entropy_BW: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig
+) -> tuple[Tensor, Sums]:
+    """The loss and sums from the policy's logprobs and entropy of the window's tokens."""
+    tokens = _tokens(logprobs_BW, batch)
+    weights = torch.tensor(batch.weights_BW, device=logprobs_BW.device)
     correction = correction_weights(tokens.proximal, tokens.behavior, tokens.mask, algorithm)
     losses = policy_losses(tokens.policy, tokens.old(algorithm), tokens.mask, tokens.advantages, algorithm)
     losses = losses * correction
@@ -65,11 +95,10 @@ def micro_batch_loss(
         kl = kl_estimate(tokens.proximal if in_reward else tokens.policy, tokens.reference, algorithm.kl_estimator)
         losses = losses if in_reward else losses + algorithm.kl_coef * kl
         sums["reference_kl"] = float((kl.detach() * tokens.mask).sum())
-    entropy = token_entropy(logits_BWV if algorithm.entropy_coef > 0 else logits_BWV.detach())
     if algorithm.entropy_coef > 0:
-        losses = losses - algorithm.entropy_coef * entropy
+        losses = losses - algorithm.entropy_coef * entropy_BW
     loss = (losses * weights).sum()
-    sums["entropy"] = float((entropy.detach() * tokens.mask).sum())
+    sums["entropy"] = float((entropy_BW.detach() * tokens.mask).sum())
     sums["loss"] = float(loss.detach())
     return loss, sums
 
@@ -110,8 +139,8 @@ def correction_weights(proximal_BW: Tensor, behavior_BW: Tensor, mask_BW: Tensor
     )
 
 
-def _tokens(logits_BWV: Tensor, targets_BW: Tensor, batch: MicroBatch) -> _Tokens:
-    device = logits_BWV.device
+def _tokens(logprobs_BW: Tensor, batch: MicroBatch) -> _Tokens:
+    device = logprobs_BW.device
     mask = torch.tensor(batch.mask_BW, device=device)
     behavior = torch.tensor(batch.behavior_logprobs_BW, device=device)
 
@@ -119,7 +148,7 @@ def _tokens(logits_BWV: Tensor, targets_BW: Tensor, batch: MicroBatch) -> _Token
         # Padding may predict anything: keep its logprobs, and so its gradient, out of every formula.
         return torch.where(mask > 0, values, behavior)
 
-    policy = on_mask(token_logprobs(logits_BWV, targets_BW))
+    policy = on_mask(logprobs_BW)
     given, reference = batch.proximal_logprobs_BW, batch.reference_logprobs_BW
     return _Tokens(
         mask,

@@ -17,9 +17,10 @@ from trainer.batch import FloatArray, MicroBatch
 from trainer.config import OptimizerConfig, WorkersConfig
 from trainer.engine import OPTIMIZER_FILE, StepResult, TrainedModel, join_group
 from trainer.export import ExportResult, export_model
-from trainer.forward import sequence_logprobs, window_logits, window_logprobs
+from trainer.forward import sequence_logprobs, window_logprobs
 from trainer.models import load_policy, read_companions
-from trainer.objective import Sums, micro_batch_loss
+from trainer.objective import Sums, forward_loss
+from trainer.packed_attention import enable_packing
 
 __all__ = ["OPTIMIZER_FILE", "ExportResult", "PolicyCore", "PolicySpec", "StepResult", "join_group"]
 
@@ -40,7 +41,7 @@ class PolicyCore:
     """Weights, optimizer and update of one rank. `join_group` must have run in this process."""
 
     def __init__(self, spec: PolicySpec) -> None:
-        """Raises ModelError for a broken model directory."""
+        """Raises ModelError for a broken model directory, ConfigError where workers.packing=on and it cannot be."""
         self._spec = spec
         self.device = torch.device(spec.workers.device)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -51,6 +52,11 @@ class PolicyCore:
             self._model.gradient_checkpointing_enable()
             self._model.train()  # in eval mode layers are not checkpointed
         self._trained = TrainedModel(self._model, spec.workers, spec.optimizer)
+        self._packs = enable_packing(self._model, spec.workers.packing, self.device)
+
+    def packs(self) -> bool:
+        """Whether packed micro-batches may be sent."""
+        return self._packs
 
     def logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
         """Logprobs [B, W] of each micro-batch's window under the weights as they are."""
@@ -72,8 +78,7 @@ class PolicyCore:
         self._trained.release(undo=undo)
 
     def _loss(self, batch: MicroBatch) -> tuple[Tensor, Sums]:
-        logits, targets = window_logits(self._trained.engine, batch, self.device)
-        return micro_batch_loss(logits, targets, batch, self._spec.algorithm)
+        return forward_loss(self._trained.engine, batch, self._spec.algorithm, self.device)
 
     def canary_logprobs(self, sequences: Sequence[tuple[int, ...]]) -> list[list[float]]:
         """What an engine with these weights must compute for the sequences."""

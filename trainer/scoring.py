@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from trainer.batch import by_row, make_batch
 from trainer.config import RewardModelConfig, TrainConfig, WorkersConfig
+from trainer.partition import Packing
 from trainer.rewarding import Rewarded, model_scores, of_kept, only, rewarded
 from trainer.rows import FloatArray, FreshGroup, Row, bare_rows, rows_of
 from trainer.worker_group import WorkerGroup
@@ -32,9 +33,9 @@ async def score(
     """
     rows = bare_rows(groups)
     reference_R, values_R, proximal_R, rewards = await asyncio.gather(
-        _of_rows(workers.reference, "logprobs", rows, config.workers),
-        _of_rows(workers.critic, "values", rows, config.critic_workers),
-        _of_rows(workers.policy if proximal else None, "logprobs", rows, config.workers),
+        _of_rows(workers.reference, "logprobs", rows, config.workers, config.workers.packing),
+        _of_rows(workers.critic, "values", rows, config.critic_workers, "off"),
+        _of_rows(workers.policy if proximal else None, "logprobs", rows, config.workers, config.workers.packing),
         _rewards(workers.reward, groups, config.reward_model),
     )
     kept_R = of_kept(groups, [len(bare_rows([group])) for group in groups], rewards.rejected)
@@ -60,7 +61,7 @@ async def _rewards(
 
 
 async def _of_rows(
-    group: WorkerGroup | None, method: str, rows: Sequence[Row], workers: WorkersConfig
+    group: WorkerGroup | None, method: str, rows: Sequence[Row], workers: WorkersConfig, packing: Packing
 ) -> list[FloatArray] | None:
     """What the group computes of each row's response, [T] a row; None without a group."""
     if group is None:
@@ -70,5 +71,6 @@ async def _of_rows(
         world_size=group.world_size,
         max_tokens=workers.max_tokens_per_micro_batch,
         aggregation="token_mean",
+        packing=packing,
     )
     return by_row(rows, shares, await group.dispatch(method, shares))

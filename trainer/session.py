@@ -68,7 +68,7 @@ async def train(
     """
     from trainer.health import HealthServer
     from trainer.loop import TrainingLoop
-    from trainer.workers import start_workers
+    from trainer.workers import packing_settled, start_workers
 
     checkpoint = inputs.checkpoint
     await claim.board.register_run(config.fleet, config.run)
@@ -77,6 +77,7 @@ async def train(
         log.info("resuming", step=checkpoint.state.step, checkpoint=str(checkpoint.directory))
         await claim.queue.settle(claim.token, checkpoint.state.settled_ids, GroupState.TRAINED)
     workers = await start_workers(stack, config, checkpoint, groups)
+    config = await packing_settled(config, workers)
     parts = _parts(stack, config, claim, inputs, feed, workers=workers)
     loop = TrainingLoop(config, parts, checkpoint.state if checkpoint else None)
     if config.health_port:

@@ -82,6 +82,7 @@ def _policy_job(rows: Sequence[Row], config: TrainConfig, policy: WorkerGroup, *
         fixed_length=config.sampling.max_tokens,
         seed=seed,
         step=step,
+        packing=config.workers.packing,
     )
     return Job(policy, shares, learning_rate(config.optimizer, step))
 

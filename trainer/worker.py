@@ -103,6 +103,10 @@ class PolicyWorker(TrainedWorker):
         return found
 
     @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
+    def packs(self) -> bool:
+        return bool(self._core.packs())
+
+    @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
     def export(
         self, directory: str, bucket_bytes: int, canary: Sequence[tuple[int, ...]]
     ) -> tuple[ExportResult, list[list[float]]]:
@@ -146,6 +150,9 @@ class ReferenceWorker(Worker):
     def start(self, model_dir: str, workers: WorkersConfig) -> None:
         """Raises ModelError."""
         self._core = ReferenceCore(Path(model_dir), workers)
+
+    def packs(self) -> bool:
+        return self._core.packs()
 
     def logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
         return self._core.logprobs(batches)

@@ -58,6 +58,16 @@ async def start_workers(
     return Workers(policy, reference, critic, await _start_reward(stack, config, groups))
 
 
+async def packing_settled(config: TrainConfig, workers: Workers) -> TrainConfig:
+    """The settings with packing off where a rank of the policy or the reference cannot be sent packed rows."""
+    packs = [
+        one for group in (workers.policy, workers.reference) if group is not None for one in await group.call("packs")
+    ]
+    if all(packs):
+        return config
+    return config.model_copy(update={"workers": config.workers.model_copy(update={"packing": "off"})})
+
+
 def _policy_spec(config: TrainConfig, checkpoint: Checkpoint | None) -> PolicySpec:
     model_dir = checkpoint.policy_dir if checkpoint else config.model.path
     return PolicySpec(model_dir.resolve(), config.workers, config.optimizer, config.algorithm, config.seed)
