@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from rollout.config import ModelConfig, Name, RedisConfig, Settings
 from trainer.algorithm import GROUP_ADVANTAGES, AlgorithmConfig
+from trainer.lora_config import LoraConfig
 from trainer.partition import Packing
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -205,6 +206,8 @@ class TrainOptions(Settings):
     workers: WorkersConfig = WorkersConfig()
     critic: CriticConfig | None = None
     reward_model: RewardModelConfig | None = None
+    lora: LoraConfig | None = None
+    """None trains every weight."""
     push: PushConfig = PushConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvalConfig = EvalConfig()
@@ -271,7 +274,7 @@ class TrainOptions(Settings):
         groups = {"policy": self.workers}
         if self.critic is not None:
             groups["critic"] = self.critic_workers
-        if self.algorithm.kl_coef > 0:
+        if self.algorithm.kl_coef > 0 and self.lora is None:
             groups["reference"] = self.workers
         if self.reward_model is not None:
             groups["reward"] = self.reward_model.workers or self.workers

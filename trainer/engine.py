@@ -194,8 +194,13 @@ def _start_engine(model: torch.nn.Module, workers: WorkersConfig, optimizer: Opt
             },
         },
     }
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=config)
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=list(_trained(model).values()), config=config)
     return engine
+
+
+def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Parameters that the optimizer has, by name: all that are not frozen."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def _sharded(workers: WorkersConfig) -> bool:
@@ -209,7 +214,7 @@ def _gather_optimizer(engine: Any, workers: WorkersConfig) -> dict[str, torch.Te
         return state
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-    for name, parameter in engine.module.named_parameters():
+    for name, parameter in _trained(engine.module).items():
         for moment in _MOMENTS:
             if _sharded(workers):
                 value = safe_get_full_optimizer_state(parameter, moment)
@@ -236,14 +241,14 @@ def _scatter_optimizer(engine: Any, workers: WorkersConfig, state: dict[str, tor
     step = state["step"].item()
     if step == 0:
         return
-    names = {name for name, _ in engine.module.named_parameters()}
+    names = set(_trained(engine.module))
     saved = {key.removeprefix("exp_avg.") for key in state if key.startswith("exp_avg.")}
     if names != saved:
         raise CheckpointError(f"optimizer state is of another model: {len(names ^ saved)} parameters differ")
     _create_optimizer_state(engine, workers, step)
     from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
-    for name, parameter in engine.module.named_parameters():
+    for name, parameter in _trained(engine.module).items():
         for moment in _MOMENTS:
             value = state[f"{moment}.{name}"].to(parameter.device)
             if _sharded(workers):

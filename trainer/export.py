@@ -9,6 +9,7 @@ import torch
 
 from rollout.weights import Bucket, TensorSpec
 from trainer.artefact import write_text, write_weights
+from trainer.lora import merged_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,9 @@ def export_model(model: Any, companions: Mapping[str, bytes], directory: Path, *
 
 
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Every distinct weight once (a tied output layer is its embedding), copied to the CPU."""
+    """Every distinct weight once (a tied output layer is its embedding), copied to the CPU, an adapter added."""
     parameters = dict(model.named_parameters())
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     buffers = {name: t for name, t in model.state_dict().items() if name not in every}
-    return {n: t.detach().to("cpu", copy=True).contiguous() for n, t in {**parameters, **buffers}.items()}
+    tensors = {n: t.detach().to("cpu", copy=True).contiguous() for n, t in {**parameters, **buffers}.items()}
+    return merged_tensors(model, tensors)

@@ -100,6 +100,13 @@ class PolicyRank(TrainedRank):
         found: list[FloatArray] = self._core.logprobs(batches)
         return found
 
+    def reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
+        found: list[FloatArray] = self._core.reference_logprobs(batches)
+        return found
+
+    def save_policy(self, directory: str, bucket_bytes: int) -> None:
+        self._core.save_policy(Path(directory), bucket_bytes=bucket_bytes)
+
     def packs(self) -> bool:
         return bool(self._core.packs())
 

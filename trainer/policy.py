@@ -18,6 +18,8 @@ from trainer.config import OptimizerConfig, WorkersConfig
 from trainer.engine import OPTIMIZER_FILE, StepResult, TrainedModel, join_group
 from trainer.export import ExportResult, export_model
 from trainer.forward import sequence_logprobs, window_logprobs
+from trainer.lora import adapter_off, add_adapter, load_adapter, write_adapter
+from trainer.lora_config import LoraConfig
 from trainer.models import load_policy, read_companions
 from trainer.objective import Sums, forward_loss
 from trainer.packed_attention import enable_packing
@@ -35,18 +37,26 @@ class PolicySpec:
     optimizer: OptimizerConfig
     algorithm: AlgorithmConfig
     seed: int
+    lora: LoraConfig | None = None
+    """Train an adapter on the weights of `model_dir`, which stay as they are."""
+    adapter_dir: Path | None = None
+    """Of a checkpoint, to go on with."""
 
 
 class PolicyCore:
     """Weights, optimizer and update of one rank. `join_group` must have run in this process."""
 
     def __init__(self, spec: PolicySpec) -> None:
-        """Raises ModelError for a broken model directory, ConfigError where workers.packing=on and it cannot be."""
+        """Raises ModelError for a broken model directory, ConfigError or CheckpointError where settings do not fit."""
         self._spec = spec
         self.device = torch.device(spec.workers.device)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         torch.manual_seed(spec.seed)
         self._model = load_policy(spec.model_dir, spec.workers.dtype)
+        if spec.lora is not None:
+            add_adapter(self._model, spec.lora, spec.model_dir)
+            if spec.adapter_dir is not None:
+                load_adapter(self._model, spec.adapter_dir)
         self._companions = read_companions(spec.model_dir) if self.rank == 0 else {}
         if spec.workers.gradient_checkpointing:
             self._model.gradient_checkpointing_enable()
@@ -61,6 +71,11 @@ class PolicyCore:
     def logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
         """Logprobs [B, W] of each micro-batch's window under the weights as they are."""
         return window_logprobs(self._model, batches, self.device)
+
+    def reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
+        """The same under the weights that the adapter is trained on. Only with an adapter."""
+        with adapter_off(self._model):
+            return self.logprobs(batches)
 
     def update(
         self,
@@ -90,10 +105,27 @@ class PolicyCore:
             self._model.train(training)
 
     def export(self, directory: Path, *, bucket_bytes: int) -> ExportResult:
-        """Rank 0 writes config, tokenizer files and weights into an existing directory, synced."""
+        """Rank 0 writes config, tokenizer files and weights into an existing directory, synced.
+
+        Of a policy with an adapter, whole weights with the adapter added and the adapter beside them, or, by
+        `lora.publish`, the adapter alone.
+        """
+        lora = self._spec.lora
+        if lora is not None and lora.publish == "adapter":
+            return self.save_policy(directory, bucket_bytes=bucket_bytes)
         if self.rank != 0:
             return ExportResult((), ())
+        if lora is not None:
+            write_adapter(self._model, {}, directory / "adapter")
         return export_model(self._model, self._companions, directory, bucket_bytes=bucket_bytes)
+
+    def save_policy(self, directory: Path, *, bucket_bytes: int) -> ExportResult:
+        """Rank 0 writes what a checkpoint needs of the policy into an existing directory: all of it, or the adapter."""
+        if self._spec.lora is None:
+            return self.export(directory, bucket_bytes=bucket_bytes)
+        if self.rank != 0:
+            return ExportResult((), ())
+        return ExportResult(*write_adapter(self._model, self._companions, directory))
 
     def save_state(self, directory: Path) -> None:
         """Write optimizer state by parameter name (rank 0; of any ZeRO stage and world size) and this rank's RNG."""

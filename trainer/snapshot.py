@@ -30,7 +30,8 @@ class Snapshot:
 
     def _tensors(self) -> Iterator[Tensor]:
         """Each once, though a parameter may be both the model's and the optimizer's."""
-        every = [*self._model.parameters(), *self._model.buffers()]
+        trained = (parameter for parameter in self._model.parameters() if parameter.requires_grad)
+        every = [*trained, *self._model.buffers()]
         every += [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         states: list[dict[str, Any]] = list(self._optimizer.state.values())
         every += [value for state in states for value in state.values() if isinstance(value, Tensor)]

@@ -103,6 +103,15 @@ class PolicyWorker(TrainedWorker):
         return found
 
     @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
+    def reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
+        found: list[FloatArray] = self._core.reference_logprobs(batches)
+        return found
+
+    @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
+    def save_policy(self, directory: str, bucket_bytes: int) -> None:
+        self._core.save_policy(Path(directory), bucket_bytes=bucket_bytes)
+
+    @ray.method(concurrency_group="compute")  # type: ignore[untyped-decorator]
     def packs(self) -> bool:
         return bool(self._core.packs())
 

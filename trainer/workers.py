@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollout.errors import ConfigError
+from trainer.adapter_reference import AdapterReference
 from trainer.checkpoint import Checkpoint
 from trainer.config import TrainConfig
 from trainer.critic import CriticSpec
+from trainer.lora import adapter_in
 from trainer.models import check_same_tokens
 from trainer.policy import PolicySpec
 from trainer.reward_model import RewardModelSpec
@@ -27,7 +29,7 @@ class Workers:
 
     async def save(self, directory: Path, *, bucket_bytes: int) -> None:
         """Models and optimizer states of the trained groups into a checkpoint's directory. Raises WorkerDied."""
-        await self.policy.call("export", str(directory / "policy"), bucket_bytes, ())
+        await self.policy.call("save_policy", str(directory / "policy"), bucket_bytes)
         await self.policy.call("save_state", str(directory))
         if self.critic is None:
             return
@@ -51,10 +53,7 @@ async def start_workers(
     if checkpoint is not None:
         # The policy last: groups that share a process share its random state, and it is the policy's that counts.
         await policy.call("load_state", str(checkpoint.directory.resolve()))
-    reference = None
-    if config.algorithm.kl_coef > 0:
-        reference = await groups.start_reference(config.workers, config.model.path.resolve())
-        stack.callback(reference.close)
+    reference = await _start_reference(stack, config, groups, policy)
     return Workers(policy, reference, critic, await _start_reward(stack, config, groups))
 
 
@@ -69,8 +68,24 @@ async def packing_settled(config: TrainConfig, workers: Workers) -> TrainConfig:
 
 
 def _policy_spec(config: TrainConfig, checkpoint: Checkpoint | None) -> PolicySpec:
-    model_dir = checkpoint.policy_dir if checkpoint else config.model.path
-    return PolicySpec(model_dir.resolve(), config.workers, config.optimizer, config.algorithm, config.seed)
+    adapter_dir = adapter_in(checkpoint.policy_dir.resolve(), config.lora) if checkpoint else None
+    model_dir = checkpoint.policy_dir if checkpoint and adapter_dir is None else config.model.path
+    return PolicySpec(
+        model_dir.resolve(), config.workers, config.optimizer, config.algorithm, config.seed, config.lora, adapter_dir
+    )
+
+
+async def _start_reference(
+    stack: AsyncExitStack, config: TrainConfig, groups: GroupStarter, policy: WorkerGroup
+) -> WorkerGroup | None:
+    """A group of its own, or the policy without its adapter; None where the algorithm needs none."""
+    if config.algorithm.kl_coef == 0:
+        return None
+    if config.lora is not None:
+        return AdapterReference(policy)
+    reference = await groups.start_reference(config.workers, config.model.path.resolve())
+    stack.callback(reference.close)
+    return reference
 
 
 async def _start_reward(stack: AsyncExitStack, config: TrainConfig, groups: GroupStarter) -> WorkerGroup | None:
