@@ -12,6 +12,7 @@ from transformers import AutoModelForSequenceClassification
 from trainer.config import RewardModelConfig, WorkersConfig
 from trainer.errors import ModelError
 from trainer.models import context_length, load_silenced
+from trainer.partition import buckets, deal
 from trainer.rows import FloatArray
 from trainer.transcript import Transcriber, Transcript
 
@@ -53,9 +54,14 @@ class RewardCore:
         sequences = [self._transcribe(transcript) for transcript in transcripts]
         scores_N = np.zeros(len(sequences), np.float32)
         with torch.no_grad():
-            for chunk in chunks([len(ids) for ids in sequences], self._max_tokens):
+            for chunk in self._chunks([len(ids) for ids in sequences]):
                 scores_N[chunk] = self._forward([sequences[index] for index in chunk])
         return scores_N
+
+    def _chunks(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Indices of sequences that are computed together."""
+        (longest_first,) = deal(lengths, 1)
+        return buckets(lengths, longest_first, self._max_tokens, packed=False)
 
     def _forward(self, sequences: Sequence[list[int]]) -> FloatArray:
         pad = self._pad
@@ -76,19 +82,6 @@ def _load(path: Path, dtype: str) -> Any:
     if model.config.num_labels != 1:
         raise ModelError(f"{path} has num_labels={model.config.num_labels}, but a reward model gives 1 number")
     return model
-
-
-def chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices of sequences that are computed together, longest first, at most `max_tokens` padded tokens a chunk unless
-    one sequence alone is longer.
-    """
-    found: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        if found and lengths[found[-1][0]] * (len(found[-1]) + 1) <= max_tokens:
-            found[-1].append(index)
-        else:
-            found.append([index])
-    return found
 
 
 def unused(ids: set[int]) -> int:

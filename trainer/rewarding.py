@@ -8,6 +8,7 @@ import numpy as np
 
 from rollout.types import Group
 from trainer.config import RewardModelConfig
+from trainer.partition import deal
 from trainer.rows import FloatArray, FreshGroup
 from trainer.transcript import Transcript
 from trainer.worker_group import WorkerGroup
@@ -45,17 +46,6 @@ async def model_scores(reward: WorkerGroup, groups: Sequence[FreshGroup]) -> dic
 def _transcript(group: Group, sample: int) -> Transcript:
     segment = group.samples_G[sample].segments[-1]
     return Transcript(segment.prompt_ids_P, segment.response_ids_T)
-
-
-def deal(lengths: Sequence[int], world_size: int) -> list[list[int]]:
-    """Indices for each rank, longest first to the one with the fewest tokens; ties by order."""
-    shares: list[list[int]] = [[] for _ in range(world_size)]
-    load = [0] * world_size
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        rank = load.index(min(load))
-        shares[rank].append(index)
-        load[rank] += lengths[index]
-    return shares
 
 
 def rewarded(groups: Sequence[FreshGroup], scores: Mapping[_Place, float], config: RewardModelConfig) -> Rewarded:

@@ -26,8 +26,9 @@ from tests.trainer_kit import train_config
 from trainer.config import RewardModelConfig, WorkersConfig
 from trainer.errors import ModelError
 from trainer.intake import Intake, reject
+from trainer.partition import deal
 from trainer.reward_model import RewardCore, RewardModelSpec
-from trainer.rewarding import deal, model_scores, rewarded
+from trainer.rewarding import model_scores, rewarded
 from trainer.rows import FreshGroup
 from trainer.step import update
 from trainer.transcript import Transcriber, Transcript
