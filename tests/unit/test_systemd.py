@@ -1,0 +1,40 @@
+"""The service files run commands that exist, stop them as they stop, and do not restart what cannot start."""
+
+import configparser
+import shlex
+from pathlib import Path
+
+import pytest
+
+from deploy import cli
+
+UNITS = sorted((Path(cli.__file__).parent / "systemd").glob("*.service"))
+
+
+def unit(path: Path) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None, strict=True)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's names have capitals
+    parser.read_string(path.read_text())
+    return parser
+
+
+def test_there_is_one_for_the_fleet_and_one_for_the_trainer() -> None:
+    assert [path.name for path in UNITS] == ["nightshift-serve.service", "nightshift-train.service"]
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_the_command_is_one_of_ours(path: Path) -> None:
+    program, *arguments = shlex.split(unit(path)["Service"]["ExecStart"])
+    assert program.endswith("/bin/nightshift")
+    parsed, flags = cli._parser().parse_known_args(arguments)
+    assert path.stem == f"nightshift-{parsed.command}"
+    assert [str(file) for file in parsed.config] == ["/etc/nightshift/nightshift.toml"]
+    assert flags == []
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_a_wrong_configuration_is_not_started_again_and_a_crash_is(path: Path) -> None:
+    service = unit(path)["Service"]
+    assert service["RestartPreventExitStatus"] == str(cli.USAGE)
+    assert service["Restart"] == "on-failure"
+    assert service["KillMode"] == "mixed"
