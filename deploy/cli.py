@@ -1,8 +1,9 @@
 """The command `nightshift`.
 
 Exit codes: 0 done, 1 the work failed (engine, training, a goal), 2 the command, configuration or environment is wrong
-and nothing was started, 3 Redis or the gateway does not answer, 130 interrupted by the user. Errors are one paragraph
-with the remedy; `--debug` shows the traceback as well. Heavy imports happen inside the commands, after parsing.
+and nothing was started, 3 Redis or the gateway does not answer, 4 a run has to be looked at before it can go on, 130
+interrupted by the user. Errors are one paragraph with the remedy; `--debug` shows the traceback as well. Heavy imports
+happen inside the commands, after parsing.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-OK, FAILED, USAGE, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 130
+OK, FAILED, USAGE, UNAVAILABLE, STUCK, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 Command = Callable[[argparse.Namespace, list[str]], int]
 
@@ -46,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _guarded(args: argparse.Namespace, flags: list[str]) -> int:
-    from rollout.errors import ConfigError, NightshiftError, StoreUnavailable
+    from rollout.errors import NightshiftError
 
     try:
         command: Command = args.run
@@ -59,16 +60,28 @@ def _guarded(args: argparse.Namespace, flags: list[str]) -> int:
     except NightshiftError as error:
         if args.debug:
             raise
-        code = (
-            USAGE if isinstance(error, ConfigError) else UNAVAILABLE if isinstance(error, StoreUnavailable) else FAILED
-        )
-        return _say(str(error), code)
+        return _say(str(error), _code(error))
     except Exception as error:
         if args.debug:
             raise
         return _say(
             f"{type(error).__name__}: {error}. This was not expected; --debug shows where it comes from.", FAILED
         )
+
+
+def _code(error: Exception) -> int:
+    from rollout.errors import ConfigError, StoreUnavailable
+    from trainer.errors import CheckpointError, NothingToTrain, TrainingDiverged
+
+    match error:
+        case ConfigError():
+            return USAGE
+        case StoreUnavailable():
+            return UNAVAILABLE
+        case CheckpointError() | NothingToTrain() | TrainingDiverged():
+            return STUCK
+        case _:
+            return FAILED
 
 
 def _say(message: str, code: int) -> int:
@@ -104,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="nightshift",
         description="RL rollouts on the idle seats of a live vLLM serving fleet.",
         epilog="Exit codes: 0 done, 1 failed, 2 wrong command or configuration, "
-        "3 Redis or gateway not there, 130 interrupted.",
+        "3 Redis or gateway not there, 4 a run has to be looked at, 130 interrupted.",
     )
     parser.add_argument("--debug", action="store_true", help="show tracebacks and all log lines")
     parser.set_defaults(command=None, takes_flags=False)

@@ -40,7 +40,7 @@ def _run_replay(config: NightshiftConfig, file: Path) -> int:
     settings = settings.model_copy(update={"run": replay_name(settings.run), "replay": file})
     stack = ExitStack()
     try:
-        return _run(stack, settings, embedded=None, own_ray=settings.workers.world_size > 1)
+        return _run(stack, settings, embedded=None, own_ray=settings.most_ranks > 1)
     finally:
         with uninterrupted():
             stack.close()

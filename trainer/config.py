@@ -113,7 +113,7 @@ class CriticConfig(Settings):
     policy's tokenizer; None is model.path."""
     optimizer: OptimizerConfig = OptimizerConfig()
     workers: WorkersConfig | None = None
-    """None is as train.workers."""
+    """None is as train.workers. The rows of a critic are padded, whatever packing says."""
     epochs: int | None = Field(default=None, ge=1, le=64)
     """Passes over a batch, in the policy's minibatches; None is algorithm.ppo_epochs."""
     value_clip: float | None = Field(default=0.2, gt=0)
@@ -140,6 +140,12 @@ class RewardModelConfig(Settings):
     dtype: Literal["float32", "bfloat16"] = "float32"
     workers: WorkersConfig | None = None
     """None is as train.workers; of what concerns training (dtype, zero_stage) nothing is used."""
+
+    @model_validator(mode="after")
+    def _counts(self) -> "RewardModelConfig":
+        if self.weight == 0:
+            raise ValueError(f"reward_model.weight=0 leaves {self.path} out of the reward: remove [train.reward_model]")
+        return self
 
 
 class PushConfig(Settings):
@@ -249,6 +255,8 @@ class TrainOptions(Settings):
                 "algorithm.dynamic_sampling=true filters groups by the verifier's rewards before"
                 f" reward_model={self.reward_model.path} scores them: set it to false, or leave the reward model out"
             )
+        if self.critic is not None and self.critic.workers is not None and self.critic.workers.packing == "on":
+            raise ValueError("critic.workers.packing=on, but the rows of a critic are padded: use auto or off")
         if self.critic is not None and self.critic.warmup_steps >= self.steps:
             raise ValueError(
                 f"critic.warmup_steps={self.critic.warmup_steps} leaves none of steps={self.steps} to train the policy"
@@ -279,6 +287,11 @@ class TrainOptions(Settings):
         if self.reward_model is not None:
             groups["reward"] = self.reward_model.workers or self.workers
         return groups
+
+    @property
+    def most_ranks(self) -> int:
+        """Of any group."""
+        return max(workers.world_size for workers in self.group_workers.values())
 
     @property
     def critic_workers(self) -> WorkersConfig:

@@ -106,7 +106,7 @@ async def _replay(config: TrainConfig, file: Path) -> int:
         log.info("replaying", file=str(file), of_run=recording.name.run, groups=len(recording), at=inputs.cursor)
         _keep_config(config)
         groups: GroupStarter = in_process
-        if config.workers.world_size > 1:
+        if config.most_ranks > 1:
             from trainer import roles
 
             _join_ray(stack, config, signals)
@@ -139,13 +139,14 @@ def _prompts(config: TrainConfig, path: Path, tokenise: Callable[..., tuple[Sequ
     from trainer.models import context_length
 
     prompts = read_prompts(path, tokenise, max_prompt_tokens=config.prompts.max_prompt_tokens)
-    limit = context_length(config.model.path)
     longest = max(len(prompt.prompt_ids) for prompt in prompts)
-    if limit is not None and longest + config.sampling.max_tokens > limit:
-        raise ConfigError(
-            f"{path}: the longest prompt has {longest} tokens, with sampling.max_tokens={config.sampling.max_tokens}"
-            f" that is above the model's context of {limit}"
-        )
+    for model in {config.model.path, config.critic.path if config.critic and config.critic.path else config.model.path}:
+        limit = context_length(model)
+        if limit is not None and longest + config.sampling.max_tokens > limit:
+            raise ConfigError(
+                f"{path}: the longest prompt has {longest} tokens, with sampling.max_tokens="
+                f"{config.sampling.max_tokens} that is above the context of {limit} of {model}"
+            )
     return prompts
 
 

@@ -248,12 +248,12 @@ class TrainingLoop:
             progress.skipped_in_a_row = 0 if result.applied else progress.skipped_in_a_row
             return
         progress.skipped_in_a_row += 1
-        reason = f"step {step} had a non-finite loss or gradient" if ids else f"step {step} had no group with a reward"
+        reason = f"step {step} had {result.skipped}"
         log.warning("step skipped", step=step, reason=reason, in_a_row=progress.skipped_in_a_row)
         await self._parts.queue.settle(self._parts.token, ids, GroupState.DEAD, reason=reason)
         if progress.skipped_in_a_row >= self._config.max_skipped_steps:
             raise TrainingDiverged(
-                f"{progress.skipped_in_a_row} steps in a row had a non-finite loss or gradient, or no reward"
+                f"{progress.skipped_in_a_row} steps in a row were skipped, the last because it had {result.skipped}"
                 f" (max_skipped_steps={self._config.max_skipped_steps}); the weights are those of step"
                 f" {step - progress.skipped_in_a_row}. Lower optimizer.lr or look at the rewards"
             )

@@ -22,6 +22,7 @@ from trainer.lora_config import LoraConfig
 
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
+BASE_FILE = "base_weights.json"
 _NAME = "default"
 _PREFIX = "base_model.model."
 _BASE_LAYER = ".base_layer"
@@ -139,8 +140,9 @@ def merged_tensors(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> dic
 
 @torch.no_grad()
 def _merged(layer: Any, weight: Tensor) -> Tensor:
-    delta: Tensor = layer.get_delta_weight(_NAME)
-    return (weight.float() + delta.float().cpu()).to(weight.dtype)
+    first, second = (half[_NAME].weight.float() for half in (layer.lora_A, layer.lora_B))
+    delta: Tensor = second @ first * layer.scaling[_NAME]
+    return (weight.float() + (delta.T if layer.fan_in_fan_out else delta).cpu()).to(weight.dtype)
 
 
 @contextmanager
@@ -156,6 +158,24 @@ def adapter_off(model: Any) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
+
+
+def base_digests(base: Path) -> dict[str, str]:
+    """sha256 of every weights file of the directory that an adapter is trained on, by name."""
+    return {file.name: file_sha256(file) for file in sorted(base.glob("*.safetensors"))}
+
+
+def write_base(policy_dir: Path, digests: Mapping[str, str]) -> None:
+    """Into a checkpoint's policy: which weights its adapter belongs to."""
+    write_text(policy_dir / BASE_FILE, json.dumps(digests, indent=1))
+
+
+def check_base(policy_dir: Path, base: Path, digests: Mapping[str, str]) -> None:
+    """Raises CheckpointError where the adapter was trained on other weights."""
+    if json.loads((policy_dir / BASE_FILE).read_text()) != digests:
+        raise CheckpointError(
+            f"{policy_dir} holds an adapter of other weights than those now in model.path={base}: put the former back"
+        )
 
 
 def adapter_in(policy_dir: Path, lora: LoraConfig | None) -> Path | None:

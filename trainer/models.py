@@ -22,7 +22,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 def check_directory(path: Path) -> None:
     """Raises ModelError when something that training needs is missing; reads no weights."""
-    remedy = "model.path must be a Hugging Face directory with config.json, *.safetensors and a tokenizer"
+    remedy = "it must be a Hugging Face directory with config.json, *.safetensors and a tokenizer"
     if not path.is_dir():
         raise ModelError(f"{path} is not a directory: {remedy}")
     try:
@@ -109,8 +109,9 @@ def check_same_tokens(policy: Path, other: Path, *, knob: str) -> None:
 
 
 def context_length(path: Path) -> int | None:
-    """`max_position_embeddings` of the config; None where it has none."""
-    value = json.loads((path / "config.json").read_text()).get("max_position_embeddings")
+    """`max_position_embeddings` (`n_positions` in GPT-2's family) of the config; None where it has neither."""
+    config = json.loads((path / "config.json").read_text())
+    value = config.get("max_position_embeddings") or config.get("n_positions")
     return int(value) if value else None
 
 

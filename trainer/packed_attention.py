@@ -164,7 +164,7 @@ def _unfit(model: PreTrainedModel) -> str:
     return ""
 
 
-_PROBE = ((1, 2, 3, 4, 5), (3, 1, 2))
+_PROBE = ((1, 2, 3, 4, 5), (3, 1, 2, 4))
 _OTHER = (5, 4, 3, 2, 1)
 
 
@@ -193,6 +193,7 @@ def _probe(model: PreTrainedModel, rows: Any, device: torch.device) -> list[Tens
             input_ids=torch.tensor([[token for ids in rows for token in ids]], device=device),
             position_ids=torch.tensor([positions], device=device),
             use_cache=False,
+            logits_to_keep=torch.arange(sum(lengths), device=device),
             **packed,
         ).logits[0]
     return list(logits.float().log_softmax(-1).split(lengths))

@@ -11,10 +11,13 @@ from transformers import AutoModelForSequenceClassification
 
 from trainer.config import RewardModelConfig, WorkersConfig
 from trainer.errors import ModelError
-from trainer.models import context_length, load_silenced
+from trainer.models import context_length, load_silenced, load_tokenizer
 from trainer.partition import buckets, deal
 from trainer.rows import FloatArray
 from trainer.transcript import Transcriber, Transcript
+
+_ENDLESS = 1_000_000_000
+"""A tokenizer without a limit says 10^30."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +39,14 @@ class RewardCore:
         path, config = spec.model_dir, spec.config
         self._device = torch.device(spec.workers.device)
         self._max_tokens = spec.workers.max_tokens_per_micro_batch
-        limits = [limit for limit in (config.max_length, context_length(path)) if limit]
+        # RoBERTa's positions begin behind its padding id: its tokenizer's limit is below that of its config.
+        own = load_tokenizer(path).model_max_length
+        limits = [limit for limit in (config.max_length, context_length(path), own) if limit and limit < _ENDLESS]
         self._transcribe = Transcriber(
             spec.policy_dir, path, chat_template=config.chat_template, max_length=min(limits, default=None)
         )
         self._model = _load(path, config.dtype).to(self._device)
-        embeddings = int(self._model.get_input_embeddings().weight.shape[0])
+        self._embeddings = embeddings = int(self._model.get_input_embeddings().weight.shape[0])
         if embeddings < self._transcribe.vocabulary:
             raise ModelError(
                 f"{path}: its tokenizer gives {self._transcribe.vocabulary} ids, its embedding has {embeddings}"
@@ -50,12 +55,16 @@ class RewardCore:
         self._text_config, self._pad = text, text.pad_token_id
 
     def scores(self, transcripts: Sequence[Transcript]) -> FloatArray:
-        """One score [N] a transcript, float32, the same whatever else is scored with it."""
+        """One score [N] a transcript, float32, the same whatever else is scored with it; nan for one that the model
+        cannot read, because nothing is left of it or a token is beyond the embedding.
+        """
         sequences = [self._transcribe(transcript) for transcript in transcripts]
-        scores_N = np.zeros(len(sequences), np.float32)
+        scores_N = np.full(len(sequences), np.nan, np.float32)
+        readable = [n for n, ids in enumerate(sequences) if ids and max(ids) < self._embeddings]
         with torch.no_grad():
-            for chunk in self._chunks([len(ids) for ids in sequences]):
-                scores_N[chunk] = self._forward([sequences[index] for index in chunk])
+            for chunk in self._chunks([len(sequences[n]) for n in readable]):
+                picked = [readable[index] for index in chunk]
+                scores_N[picked] = self._forward([sequences[n] for n in picked])
         return scores_N
 
     def _chunks(self, lengths: Sequence[int]) -> list[list[int]]:

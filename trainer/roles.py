@@ -81,7 +81,9 @@ class RoleGroup:
         return (await self._gather([getattr(self._actors[rank], method).remote(*args)], first_rank=rank))[0]
 
     async def _gather(self, refs: Sequence[Any], first_rank: int = 0) -> list[Any]:
-        results = await asyncio.gather(*(_awaited(ref) for ref in refs), return_exceptions=True)
+        waiting = [asyncio.ensure_future(_awaited(ref)) for ref in refs]
+        await _first_of_our_errors(waiting)
+        results = await asyncio.gather(*waiting, return_exceptions=True)
         # A dead rank makes the others fail in their collectives: name the cause, not its consequences.
         errors = [(first_rank + i, r) for i, r in enumerate(results) if isinstance(r, BaseException)]
         for rank, error in errors:
@@ -103,6 +105,16 @@ class RoleGroup:
         for actor in self._actors:
             ray.kill(actor)
         remove_placement_group(self._placement)
+
+
+async def _first_of_our_errors(waiting: Sequence["asyncio.Future[Any]"]) -> None:
+    """Raises the NightshiftError of a rank without waiting for others, which may wait for that rank in a collective."""
+    for one in waiting:
+        one.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else may ask
+    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+    for error in (one.exception() for one in done):
+        if isinstance(error, RayTaskError) and isinstance(error.cause, NightshiftError):
+            raise error.cause from None
 
 
 async def start_policy(workers: WorkersConfig, spec: PolicySpec) -> RoleGroup:

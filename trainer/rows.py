@@ -75,6 +75,8 @@ def rows_of(
     """
     samples = _samples(groups)
     rows, samples_R = _bare(groups, same_weights)
+    if not rows:
+        return []
     if reference_R is not None:
         rows = [replace(row, reference_logprobs_T=one) for row, one in zip(rows, reference_R, strict=True)]
     rewards_B = torch.tensor([_reward(groups[g].experience, i, algorithm) for g, i in samples], dtype=torch.float64)

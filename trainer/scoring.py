@@ -39,7 +39,9 @@ async def score(
         _rewards(workers.reward, groups, config.reward_model),
     )
     kept_R = of_kept(groups, [len(bare_rows([group])) for group in groups], rewards.rejected)
-    rows = rows_of(
+    # In a thread: advantages of long responses take seconds, in which the writer's claim has to be renewed.
+    rows = await asyncio.to_thread(
+        rows_of,
         rewards.groups,
         same_weights=same_weights,
         algorithm=config.algorithm,
@@ -64,7 +66,7 @@ async def _of_rows(
     group: WorkerGroup | None, method: str, rows: Sequence[Row], workers: WorkersConfig, packing: Packing
 ) -> list[FloatArray] | None:
     """What the group computes of each row's response, [T] a row; None without a group."""
-    if group is None:
+    if group is None or not rows:
         return None
     shares = make_batch(
         rows,

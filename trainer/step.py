@@ -29,6 +29,8 @@ class Update:
     """What was trained, or tried, with final rewards."""
     rejected: Mapping[str, str] = field(default_factory=dict)
     """Group id -> why a model of the run could not score it; not trained."""
+    skipped: str = "a non-finite loss or gradient"
+    """Why, where it was not applied."""
 
 
 def learning_rate(optimizer: OptimizerConfig, step: int) -> float:
@@ -55,8 +57,8 @@ async def update(
     proximal = trains_policy and config.algorithm.updates > 1
     scored = await score(groups, same_weights=same_weights, config=config, workers=workers, proximal=proximal)
     rows, rewards = scored.rows, scored.rewards
-    if not rewards.groups:
-        return Update(False, dict(rewards.metrics), rewards.groups, rewards.rejected)
+    if not rows:
+        return Update(False, dict(rewards.metrics), rewards.groups, rewards.rejected, "no group with a token to train")
     jobs: dict[str, Job] = {}
     if trains_policy:
         jobs["policy"] = _policy_job(rows, config, policy, step=step, seed=seed)
@@ -84,7 +86,8 @@ def _policy_job(rows: Sequence[Row], config: TrainConfig, policy: WorkerGroup, *
         step=step,
         packing=config.workers.packing,
     )
-    return Job(policy, shares, learning_rate(config.optimizer, step))
+    before = config.critic.warmup_steps if config.critic is not None else 0
+    return Job(policy, shares, learning_rate(config.optimizer, step - before))
 
 
 def _critic_job(

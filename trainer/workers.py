@@ -1,7 +1,9 @@
 """The role groups of a run: started, restored and saved together."""
 
+import asyncio
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollout.errors import ConfigError
@@ -9,7 +11,7 @@ from trainer.adapter_reference import AdapterReference
 from trainer.checkpoint import Checkpoint
 from trainer.config import TrainConfig
 from trainer.critic import CriticSpec
-from trainer.lora import adapter_in
+from trainer.lora import adapter_in, base_digests, check_base, write_base
 from trainer.models import check_same_tokens
 from trainer.policy import PolicySpec
 from trainer.reward_model import RewardModelSpec
@@ -26,10 +28,14 @@ class Workers:
     reference: WorkerGroup | None = None
     critic: WorkerGroup | None = None
     reward: WorkerGroup | None = None
+    base_digests: Mapping[str, str] = field(default_factory=dict)
+    """Of the weights that an adapter is trained on."""
 
     async def save(self, directory: Path, *, bucket_bytes: int) -> None:
         """Models and optimizer states of the trained groups into a checkpoint's directory. Raises WorkerDied."""
         await self.policy.call("save_policy", str(directory / "policy"), bucket_bytes)
+        if self.base_digests:
+            write_base(directory / "policy", self.base_digests)
         await self.policy.call("save_state", str(directory))
         if self.critic is None:
             return
@@ -47,14 +53,16 @@ async def start_workers(
     Raises ModelError, WorkerDied, CheckpointError, and ConfigError where the critic reads other tokens than the policy
     or the checkpoint has none.
     """
-    policy = await groups.start_policy(config.workers, _policy_spec(config, checkpoint))
+    digests = await asyncio.to_thread(base_digests, config.model.path) if config.lora else {}
+    policy = await groups.start_policy(config.workers, _policy_spec(config, checkpoint, digests))
     stack.callback(policy.close)
     critic = await _start_critic(stack, config, checkpoint, groups)
+    reference = await _start_reference(stack, config, groups, policy)
+    reward = await _start_reward(stack, config, groups)
     if checkpoint is not None:
         # The policy last: groups that share a process share its random state, and it is the policy's that counts.
         await policy.call("load_state", str(checkpoint.directory.resolve()))
-    reference = await _start_reference(stack, config, groups, policy)
-    return Workers(policy, reference, critic, await _start_reward(stack, config, groups))
+    return Workers(policy, reference, critic, reward, digests)
 
 
 async def packing_settled(config: TrainConfig, workers: Workers) -> TrainConfig:
@@ -67,8 +75,10 @@ async def packing_settled(config: TrainConfig, workers: Workers) -> TrainConfig:
     return config.model_copy(update={"workers": config.workers.model_copy(update={"packing": "off"})})
 
 
-def _policy_spec(config: TrainConfig, checkpoint: Checkpoint | None) -> PolicySpec:
+def _policy_spec(config: TrainConfig, checkpoint: Checkpoint | None, digests: Mapping[str, str]) -> PolicySpec:
     adapter_dir = adapter_in(checkpoint.policy_dir.resolve(), config.lora) if checkpoint else None
+    if adapter_dir is not None:
+        check_base(adapter_dir, config.model.path, digests)
     model_dir = checkpoint.policy_dir if checkpoint and adapter_dir is None else config.model.path
     return PolicySpec(
         model_dir.resolve(), config.workers, config.optimizer, config.algorithm, config.seed, config.lora, adapter_dir

@@ -23,7 +23,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.config import OptimizerConfig, TrainConfig, WorkersConfig
 from trainer.engine import OPTIMIZER_FILE
 from trainer.errors import CheckpointError
-from trainer.lora import ADAPTER_CONFIG, ADAPTER_FILE, adapter_tensors
+from trainer.lora import ADAPTER_CONFIG, ADAPTER_FILE, adapter_tensors, base_digests, check_base, write_base
 from trainer.lora_config import LoraConfig
 from trainer.milestone import Milestone
 from trainer.policy import PolicyCore, PolicySpec
@@ -262,3 +262,11 @@ async def test_a_live_run_publishes_what_its_engines_can_load(tmp_path: Path, mo
     config = replay_config(tmp_path, model_dir, "run", recording, lora={"publish": "adapter"})
     with pytest.raises(ConfigError, match=r"lora.publish=adapter, but engines load whole weights"):
         await daemon._session(config.model_copy(update={"replay": None}))
+
+
+def test_an_adapter_goes_on_only_with_the_weights_that_it_was_trained_on(tmp_path: Path, model_dir: Path) -> None:
+    policy_dir, other = made(tmp_path / "policy"), build_policy(tmp_path / "other", "qwen3_tied", seed=7)
+    write_base(policy_dir, base_digests(model_dir))
+    check_base(policy_dir, model_dir, base_digests(model_dir))
+    with pytest.raises(CheckpointError, match=f"adapter of other weights than those now in model.path={other}"):
+        check_base(policy_dir, other, base_digests(other))

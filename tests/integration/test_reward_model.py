@@ -109,6 +109,16 @@ def test_a_score_is_that_of_the_sequence_alone(
             assert score == pytest.approx(float(model(torch.tensor(ids[None])).logits), abs=1e-5)
 
 
+def test_what_the_model_cannot_read_scores_nan_and_the_others_as_ever(decoder_dir: Path, policy_dir: Path) -> None:
+    reward = core(decoder_dir, policy_dir)
+    good = Transcript(np.array([5, 6], np.int32), np.array([7, 8], np.int32))
+    beyond = Transcript(np.array([5, 6], np.int32), np.array([10_000_000], np.int32))
+    alone = reward.scores([good])
+    found = reward.scores([beyond, good])
+    assert math.isnan(found[0])
+    assert found[1] == alone[0]
+
+
 def test_bfloat16_scores_are_close_to_float32_ones(decoder_dir: Path, policy_dir: Path) -> None:
     exact, rounded = (core(decoder_dir, policy_dir, dtype=d).scores(transcripts()) for d in ("float32", "bfloat16"))
     # Scores have a scale of 4 (a head of deviation 0.5 over 64 hidden values of about 1); bfloat16 keeps 8 bits.

@@ -45,6 +45,11 @@ BASE: dict[str, Any] = {
         ),
         ({"critic": {"value_clip": 0}, "algorithm": {"advantage": "gae"}}, "greater than 0"),
         (
+            {"critic": {"workers": {"packing": "on"}}, "algorithm": {"advantage": "gae"}},
+            "critic.workers.packing=on, but the rows of a critic are padded",
+        ),
+        ({"reward_model": {"path": "m", "weight": 0}}, "reward_model.weight=0 leaves m out of the reward"),
+        (
             {"reward_model": {"path": "/models/rm"}, "algorithm": {"dynamic_sampling": True}},
             "dynamic_sampling=true filters groups .* before reward_model=/models/rm scores them",
         ),

@@ -186,3 +186,8 @@ def test_the_explained_variance_is_that_of_the_returns_over_trained_tokens() -> 
     }
     assert "explained_variance" not in value_fit([replace(row, returns_T=row.mask_T * 2) for row in rows])
     assert value_fit([replace(row, values_T=None) for row in rows]) == {}
+
+
+def test_a_batch_of_which_nothing_is_left_has_no_rows() -> None:
+    algorithm = AlgorithmConfig(advantage="gae")
+    assert rows_of([], same_weights=set(), algorithm=algorithm, values_R=[]) == []
