@@ -137,12 +137,7 @@ def enable_packing(model: PreTrainedModel, packing: Packing, device: torch.devic
     if packing == "off":
         return False
     before = model.config._attn_implementation
-    reason = _unfit(model)
-    if not reason:
-        alone = [_probe(model, [ids], device)[0] for ids in _PROBE]
-        AttentionInterface.register(NAME, packed_attention)
-        model.set_attn_implementation(NAME)
-        reason = _leaks(model, alone, device)
+    reason = _unfit(model) or _fails(model, device)
     if not reason:
         return True
     model.set_attn_implementation(before)
@@ -168,10 +163,15 @@ _PROBE = ((1, 2, 3, 4, 5), (3, 1, 2, 4))
 _OTHER = (5, 4, 3, 2, 1)
 
 
-def _leaks(model: PreTrainedModel, alone: list[Tensor], device: torch.device) -> str:
-    """What the model gets wrong of two packed rows: each has to be as it is alone, whatever the other one is."""
+def _fails(model: PreTrainedModel, device: torch.device) -> str:
+    """Sets the model to packed attention. What it then gets wrong of two packed rows: each has to be as it is alone,
+    whatever the other one is.
+    """
     kind = type(model).__name__
     try:
+        alone = [_probe(model, [ids], device)[0] for ids in _PROBE]
+        AttentionInterface.register(NAME, packed_attention)
+        model.set_attn_implementation(NAME)
         first, second = _probe(model, _PROBE, device)
         _, beside_another = _probe(model, (_OTHER, _PROBE[1]), device)
     except Exception as error:  # what a model's code, or a kernel, makes of a call that it does not know
