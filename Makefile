@@ -6,7 +6,7 @@ export PYTHONWARNINGS ?= ignore
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-fleet test-trainer e2e-demo e2e-train unit check bench-loop lock clean
+.PHONY: help setup demo test test-fleet test-trainer e2e-demo e2e-train unit check check-types check-units bench-loop lock clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,9 +39,14 @@ unit: setup ## the unit tier alone
 	@$(PY) -m pytest tests/unit $(PYTEST_ARGS)
 
 check: setup ## lint, format, types and unit tests
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check-types check-units
+
+check-types:
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
+
+check-units:
 	@$(PY) -m pytest tests/unit --quiet $(PYTEST_ARGS)
 
 bench-loop: setup ## every ratio of the loop into runs/bench/loop.json and loop.png
