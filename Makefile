@@ -6,7 +6,7 @@ export PYTHONWARNINGS ?= ignore
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-fleet test-trainer e2e-demo e2e-train unit check check-types check-units bench-loop lock clean
+.PHONY: help setup demo test test-fleet test-trainer e2e-demo e2e-train unit check check-types check-units-1 check-units-2 bench-loop lock clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,15 +39,15 @@ unit: setup ## the unit tier alone
 	@$(PY) -m pytest tests/unit $(PYTEST_ARGS)
 
 check: setup ## lint, format, types and unit tests
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check-types check-units
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check-units-1 check-units-2 check-types
 
 check-types:
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
 
-check-units:
-	@$(PY) -m pytest tests/unit --quiet $(PYTEST_ARGS)
+check-units-1 check-units-2: # half of them each, by their first letters
+	@$(PY) -m pytest $(wildcard tests/unit/test_$(if $(filter %-1,$@),[a-g],[h-z])*.py) --quiet $(PYTEST_ARGS)
 
 bench-loop: setup ## every ratio of the loop into runs/bench/loop.json and loop.png
 	@$(PY) tests/bench/bench_loop.py $(BENCH_ARGS)
