@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     LlamaConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -100,4 +101,13 @@ def build_policy(directory: Path, architecture: Architecture = "qwen3_tied", *, 
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    return directory
+
+
+def build_classifier(directory: Path, architecture: Architecture = "qwen3_tied") -> Path:
+    """A sequence classifier of one label with the policy's tokenizer and a head that is not 0."""
+    build_policy(directory, architecture)
+    model = AutoModelForSequenceClassification.from_pretrained(directory, num_labels=1)
+    torch.nn.init.normal_(model.score.weight, 0, 0.5, generator=torch.Generator().manual_seed(1))
+    model.save_pretrained(directory)
     return directory

@@ -13,6 +13,7 @@ import psutil
 
 from rollout.config import ModelConfig, RedisConfig
 from trainer.config import TrainConfig
+from trainer.roles import RoleGroup
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -99,3 +100,11 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
     path = run_dir / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+async def called_until_dead(group: RoleGroup) -> None:
+    """`ray.kill` returns before the process is gone; until then a worker may still answer."""
+    async with asyncio.timeout(30):
+        while True:
+            await group.call("node")
+            await asyncio.sleep(0.05)

@@ -68,11 +68,11 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, H, N, D], key and value [1, H_kv, N, D], to [1, N, H, D].
 
-    Without `packed_rows` rows are those of the batch, as `sdpa` has them. Raises NotImplementedError for a sliding
-    window or a position bias.
+    Without `packed_rows` rows are those of the batch, as `sdpa` has them. Raises ValueError for a sliding window or a
+    position bias.
     """
     if sliding_window is not None or position_bias is not None:
-        raise NotImplementedError("rows are packed for plain causal attention alone")
+        raise ValueError("rows are packed for plain causal attention alone: no sliding window, no position bias")
     if packed_rows is None:
         found: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs

@@ -24,7 +24,7 @@ from rollout.errors import ConfigError
 from rollout.types import Experience, Sample
 from tests.critic_kit import STAGES, Rank, a_critic, a_policy, equal, saved, valued_rows
 from tests.queue_records import a_group, a_request, a_segment
-from tests.tiny_models import ARCHITECTURES, Architecture, build_policy, build_tokenizer
+from tests.tiny_models import ARCHITECTURES, Architecture, build_classifier, build_policy, build_tokenizer
 from tests.trainer_kit import train_config
 from trainer.batch import FreshGroup, MicroBatch, Row, by_row, make_batch
 from trainer.commit import Job, all_or_none
@@ -42,15 +42,6 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_policy(tmp_path_factory.mktemp("policy"), "qwen3_tied")
 
 
-def classifier_dir(directory: Path, architecture: Architecture = "qwen3_tied") -> Path:
-    """A sequence classifier of one label with a head that is not 0."""
-    build_policy(directory, architecture)
-    model = AutoModelForSequenceClassification.from_pretrained(directory, num_labels=1)
-    torch.nn.init.normal_(model.score.weight, 0, 0.5, generator=torch.Generator().manual_seed(1))
-    model.save_pretrained(directory)
-    return directory
-
-
 def share(rows: list[Row], budget: int = 64) -> list[MicroBatch]:
     return make_batch(rows, world_size=1, max_tokens=budget, aggregation="token_mean")[0]
 
@@ -63,7 +54,7 @@ def values_of(critic: CriticCore, rows: list[Row]) -> list[Any]:
 def test_the_value_before_a_token_is_the_classifiers_score_of_what_precedes_it(
     architecture: Architecture, tmp_path: Path
 ) -> None:
-    directory = classifier_dir(tmp_path / "classifier", architecture)
+    directory = build_classifier(tmp_path / "classifier", architecture)
     rows = valued_rows(5)
     found = values_of(a_critic(directory), rows)
     model = AutoModelForSequenceClassification.from_pretrained(directory)

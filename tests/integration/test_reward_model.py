@@ -21,7 +21,7 @@ from rollout.memory_queue import MemoryQueue
 from rollout.types import Experience, Purpose
 from tests.critic_kit import Rank, a_policy
 from tests.queue_records import a_group, a_request
-from tests.tiny_models import CHAT_TEMPLATE, build_policy
+from tests.tiny_models import CHAT_TEMPLATE, build_classifier, build_policy
 from tests.trainer_kit import train_config
 from trainer.config import RewardModelConfig, WorkersConfig
 from trainer.errors import ModelError
@@ -42,14 +42,9 @@ def policy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def decoder_dir(tmp_path_factory: pytest.TempPathFactory, policy_dir: Path) -> Path:
+def decoder_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classifier with the policy's tokenizer."""
-    directory = tmp_path_factory.mktemp("decoder")
-    shutil.copytree(policy_dir, directory, dirs_exist_ok=True)
-    model = AutoModelForSequenceClassification.from_pretrained(policy_dir, num_labels=1)
-    torch.nn.init.normal_(model.score.weight, 0, 0.5, generator=torch.Generator().manual_seed(1))
-    model.save_pretrained(directory)
-    return directory
+    return build_classifier(tmp_path_factory.mktemp("decoder"))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Critic and reward model as groups of Ray actors: what one rank computes alone, and who is named when one dies."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +12,13 @@ from transformers import AutoModelForSequenceClassification
 
 from tests.critic_kit import a_critic, saved, valued_rows
 from tests.tiny_models import build_policy
+from tests.trainer_kit import called_until_dead
 from trainer.batch import by_row, make_batch
 from trainer.config import CriticConfig, RewardModelConfig, WorkersConfig
 from trainer.critic import CriticSpec
 from trainer.errors import WorkerDied
 from trainer.reward_model import RewardCore, RewardModelSpec
-from trainer.roles import RoleGroup, start_critic, start_reward
+from trainer.roles import start_critic, start_reward
 from trainer.transcript import Transcript
 
 pytestmark = pytest.mark.usefixtures("single_rank")
@@ -84,11 +84,3 @@ async def test_ranks_of_a_reward_model_score_as_one_and_a_killed_one_is_named(
             await called_until_dead(group)
     finally:
         group.close()
-
-
-async def called_until_dead(group: RoleGroup) -> None:
-    """`ray.kill` returns before the process is gone; until then a worker may still answer."""
-    async with asyncio.timeout(30):
-        while True:
-            await group.call("node")
-            await asyncio.sleep(0.05)

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from rollout.errors import NightshiftError
 from tests.tiny_models import ARCHITECTURES, Architecture, build_policy, build_tokenizer
+from tests.trainer_kit import called_until_dead
 from trainer.algorithm import AlgorithmConfig
 from trainer.batch import Row, make_batch
 from trainer.config import OptimizerConfig, WorkersConfig
@@ -100,14 +101,6 @@ async def test_a_killed_worker_is_reported_by_role_and_rank(cluster: None, model
             await called_until_dead(group)
     finally:
         group.close()
-
-
-async def called_until_dead(group: RoleGroup) -> None:
-    """`ray.kill` returns before the process is gone; until then a worker may still answer."""
-    async with asyncio.timeout(30):
-        while True:
-            await group.call("node")
-            await asyncio.sleep(0.05)
 
 
 async def test_workers_that_do_not_fit_are_an_error_that_names_the_need(cluster: None) -> None:
