@@ -45,13 +45,16 @@ _STATUS_POLL_S = 1.0
 """Each look costs the controller what the starting engine could use."""
 _SHUTDOWN_S = 30.0
 _GRACE_S = 5.0
-_QUIET = {
+_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # The raylet ends the process group of a worker that was killed: the engine below a replica holds gigabytes. Not its
     # older subreaper: with that, workers ignore SIGCHLD, and all below them read 0 for every exit code, rewards too.
     "RAY_process_group_cleanup_enabled": "true",
+    # Engines and trainer share the cores: a thread that spins while it waits keeps the one it waits for from running.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "KMP_BLOCKTIME": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -258,7 +261,7 @@ def start_ray(stack: ExitStack, *, num_cpus: float, embedded: EmbeddedRedis | No
         # the engines' sockets, which nobody else removes after an engine that was killed
         os.environ["VLLM_RPC_BASE_PATH"] = str(ray_dir)
         stack.callback(os.environ.pop, "VLLM_RPC_BASE_PATH", None)
-    for name, value in _QUIET.items():
+    for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     tree = Tree()
     guardian = Guardian(tree, redis_dir=None if embedded is None else embedded.directory, remove=[ray_dir])

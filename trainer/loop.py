@@ -233,10 +233,7 @@ class TrainingLoop:
             seed=seed,
             same_weights=self._same_weights,
             config=self._config,
-            policy=self._parts.workers.policy,
-            reference=self._parts.workers.reference,
-            critic=self._parts.workers.critic,
-            reward=self._parts.workers.reward,
+            workers=self._parts.workers,
         )
 
     async def _account(self, groups: Sequence[FreshGroup], step: int, result: Update) -> None:

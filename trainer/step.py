@@ -46,13 +46,9 @@ async def update(
     seed: int,
     same_weights: Set[int],
     config: TrainConfig,
-    policy: WorkerGroup,
-    reference: WorkerGroup | None,
-    critic: WorkerGroup | None = None,
-    reward: WorkerGroup | None = None,
+    workers: Workers,
 ) -> Update:
     """Score and train one batch; `seed` and `step` decide its minibatches. Raises WorkerDied."""
-    workers = Workers(policy, reference, critic, reward)
     trains_policy = config.critic is None or step > config.critic.warmup_steps
     proximal = trains_policy and config.algorithm.updates > 1
     scored = await score(groups, same_weights=same_weights, config=config, workers=workers, proximal=proximal)
@@ -61,9 +57,9 @@ async def update(
         return Update(False, dict(rewards.metrics), rewards.groups, rewards.rejected, "no group with a token to train")
     jobs: dict[str, Job] = {}
     if trains_policy:
-        jobs["policy"] = _policy_job(rows, config, policy, step=step, seed=seed)
-    if critic is not None and config.critic is not None:
-        jobs["critic"] = _critic_job(rows, config, config.critic, critic, step=step, seed=seed)
+        jobs["policy"] = _policy_job(rows, config, workers.policy, step=step, seed=seed)
+    if workers.critic is not None and config.critic is not None:
+        jobs["critic"] = _critic_job(rows, config, config.critic, workers.critic, step=step, seed=seed)
     results = dict(zip(jobs, await all_or_none(list(jobs.values())), strict=True))
     metrics = {**rewards.metrics, "trained_tokens": float(sum(row.trained_tokens for row in rows))}
     if "policy" in results:

@@ -33,6 +33,7 @@ from trainer.critic import CriticCore
 from trainer.errors import ModelError
 from trainer.models import check_same_tokens
 from trainer.step import Update, update
+from trainer.workers import Workers
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
@@ -200,7 +201,7 @@ async def stepped(
 ) -> Update:
     return await update(
         groups(policy.core, bad=bad), step=step, seed=0, same_weights={0}, config=config,
-        policy=policy, reference=None, critic=critic,  # type: ignore[arg-type]
+        workers=Workers(policy, critic=critic),  # type: ignore[arg-type]
     )  # fmt: skip
 
 

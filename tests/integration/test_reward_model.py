@@ -32,6 +32,7 @@ from trainer.rewarding import model_scores, rewarded
 from trainer.rows import FreshGroup
 from trainer.step import update
 from trainer.transcript import Transcriber, Transcript
+from trainer.workers import Workers
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
@@ -203,10 +204,8 @@ async def test_a_step_trains_the_groups_that_have_a_reward(
     config = train_config(
         tmp_path, RedisConfig(), "run", policy_dir, reward_model={"path": policy_dir}, algorithm={"ppo_epochs": 2}
     )
-    result = await update(
-        batch(), step=1, seed=0, same_weights={0}, config=config, policy=Rank(a_policy(policy_dir, ppo_epochs=2)),
-        reference=None, reward=Scorer(values),  # type: ignore[arg-type]
-    )  # fmt: skip
+    workers = Workers(Rank(a_policy(policy_dir, ppo_epochs=2)), reward=Scorer(values))  # type: ignore[arg-type]
+    result = await update(batch(), step=1, seed=0, same_weights={0}, config=config, workers=workers)
     assert (result.applied, sorted(result.rejected)) == (applied, rejected)
     assert [group.experience.group_id for group in result.groups] == [g for g in ("g0", "g1") if g not in rejected]
 

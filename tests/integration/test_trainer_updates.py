@@ -26,6 +26,7 @@ from trainer.minibatch import plan
 from trainer.policy import OPTIMIZER_FILE, PolicyCore, PolicySpec, join_group
 from trainer.reference import ReferenceCore
 from trainer.step import Update, update
+from trainer.workers import Workers
 
 CANARY = [(5, 6, 7, 8, 9, 10)]
 STAGES = [(0, "float32"), (1, "float32"), (2, "float32"), (1, "bfloat16")]
@@ -210,7 +211,7 @@ async def stepped(model_dir: Path, tmp_path: Path, **algorithm: Any) -> tuple[Up
     roles = Alone(policy), Alone(reference) if reference else None
     made = groups(policy)
     result = await update(
-        made, step=1, seed=0, same_weights={0}, config=config, policy=roles[0], reference=roles[1]  # type: ignore[arg-type]
+        made, step=1, seed=0, same_weights={0}, config=config, workers=Workers(*roles)  # type: ignore[arg-type]
     )  # fmt: skip
     return result, *roles
 
