@@ -14,7 +14,7 @@ from trainer.critic import CriticCore, CriticSpec
 from trainer.policy import PolicyCore, PolicySpec
 from trainer.rows import Row
 
-STAGES = [(0, "float32"), (1, "float32"), (2, "float32"), (1, "bfloat16")]
+STAGES = [(0, "float32"), (1, "float32"), (2, "float32"), (3, "float32"), (1, "bfloat16"), (3, "bfloat16")]
 
 
 def a_critic(model_dir: Path, stage: int = 0, dtype: str = "float32", **config: Any) -> CriticCore:

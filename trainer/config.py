@@ -82,7 +82,10 @@ class WorkersConfig(Settings):
     """The processes of a group of workers."""
 
     world_size: int = Field(default=1, ge=1, le=1024)
-    zero_stage: Literal[0, 1, 2] = 0
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    """DeepSpeed shards over the workers: 1 the optimizer, 2 gradients too, 3 weights too; 0 nothing."""
+    offload_optimizer: bool = False
+    """Optimizer state and float32 master weights in the host's memory instead of the device's; needs zero_stage >= 1."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"
     gradient_checkpointing: bool = False
@@ -101,7 +104,9 @@ class WorkersConfig(Settings):
     @model_validator(mode="after")
     def _master_weights(self) -> "WorkersConfig":
         if self.dtype == "bfloat16" and self.zero_stage == 0:
-            raise ValueError("dtype=bfloat16 needs zero_stage=1 or 2, which keep float32 master weights; it is 0")
+            raise ValueError("dtype=bfloat16 needs zero_stage=1, 2 or 3, which keep float32 master weights; it is 0")
+        if self.offload_optimizer and self.zero_stage == 0:
+            raise ValueError("offload_optimizer=true needs zero_stage=1, 2 or 3, which know how to; it is 0")
         return self
 
 

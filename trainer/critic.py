@@ -64,9 +64,9 @@ class CriticCore:
 
     def export(self, directory: Path, *, bucket_bytes: int) -> ExportResult:
         """Rank 0 writes a directory that loads with `AutoModelForSequenceClassification`, synced."""
-        if self._rank != 0:
-            return ExportResult((), ())
-        return export_model(self._model.classifier, self._companions, directory, bucket_bytes=bucket_bytes)
+        return export_model(
+            self._model.classifier, self._companions, directory, rank=self._rank, bucket_bytes=bucket_bytes
+        )
 
     def save_state(self, directory: Path) -> None:
         """Write optimizer state by parameter name (rank 0; of any ZeRO stage and world size) and this rank's RNG."""

@@ -10,6 +10,7 @@ import torch
 from rollout.weights import Bucket, TensorSpec
 from trainer.artefact import write_text, write_weights
 from trainer.lora import merged_tensors
+from trainer.zero import whole_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +21,25 @@ class ExportResult:
     buckets: tuple[Bucket, ...]
 
 
-def export_model(model: Any, companions: Mapping[str, bytes], directory: Path, *, bucket_bytes: int) -> ExportResult:
-    """Write companions (`models.read_companions`), config and weights into an existing directory, synced."""
+def export_model(
+    model: Any, companions: Mapping[str, bytes], directory: Path, *, rank: int, bucket_bytes: int
+) -> ExportResult:
+    """Rank 0 writes companions (`models.read_companions`), config and weights into an existing directory, synced.
+
+    Every rank has to call it: its part of the weights may be asked for.
+    """
+    tensors = _tensors(model, keep=rank == 0)
+    if rank != 0:
+        return ExportResult((), ())
     for name, content in companions.items():
         (directory / name).write_bytes(content)
     write_text(directory / "config.json", model.config.to_json_string(use_diff=True))
-    return ExportResult(*write_weights(directory, _tensors(model), bucket_bytes=bucket_bytes))
+    return ExportResult(*write_weights(directory, tensors, bucket_bytes=bucket_bytes))
 
 
-def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _tensors(model: torch.nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
     """Every distinct weight once (a tied output layer is its embedding), copied to the CPU, an adapter added."""
     parameters = dict(model.named_parameters())
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    buffers = {name: t for name, t in model.state_dict().items() if name not in every}
-    tensors = {n: t.detach().to("cpu", copy=True).contiguous() for n, t in {**parameters, **buffers}.items()}
-    return merged_tensors(model, tensors)
+    buffers = {name: tensor for name, tensor in model.state_dict().items() if name not in every}
+    return merged_tensors(model, whole_tensors({**parameters, **buffers}, keep=keep))

@@ -19,6 +19,7 @@ from rollout.weights import Bucket, TensorSpec, file_sha256
 from trainer.artefact import sync_file, write_text
 from trainer.errors import CheckpointError
 from trainer.lora_config import LoraConfig
+from trainer.zero import whole_tensors
 
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -100,13 +101,18 @@ def load_adapter(model: Any, directory: Path) -> None:
 
 
 def write_adapter(
-    model: Any, companions: Mapping[str, bytes], directory: Path
+    model: Any, companions: Mapping[str, bytes], directory: Path, *, rank: int
 ) -> tuple[tuple[TensorSpec, ...], tuple[Bucket, ...]]:
-    """Write the adapter as a PEFT directory, synced, with the companions; returns what a manifest says of it."""
+    """Rank 0 writes the adapter as a PEFT directory, synced, with the companions; what a manifest says of it.
+
+    Every rank has to call it: its part of the adapter may be asked for.
+    """
+    tensors = whole_tensors(adapter_tensors(model), keep=rank == 0)
+    if rank != 0:
+        return (), ()
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in companions.items():
         (directory / name).write_bytes(content)
-    tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in adapter_tensors(model).items()}
     path = directory / ADAPTER_FILE
     save_file(tensors, path, metadata={"format": "pt"})
     sync_file(path)
@@ -132,17 +138,24 @@ def merged_tensors(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> dic
         if hasattr(module, "get_delta_weight")
     }
     return {
-        name.replace(_BASE_LAYER, ""): _merged(adapted[name], tensor) if name in adapted else tensor
+        name.replace(_BASE_LAYER, ""): _merged(adapted[name], tensor, *_halves(name, tensors))
+        if name in adapted
+        else tensor
         for name, tensor in tensors.items()
         if ".lora_" not in name
     }
 
 
-@torch.no_grad()
-def _merged(layer: Any, weight: Tensor) -> Tensor:
-    first, second = (half[_NAME].weight.float() for half in (layer.lora_A, layer.lora_B))
-    delta: Tensor = second @ first * layer.scaling[_NAME]
-    return (weight.float() + (delta.T if layer.fan_in_fan_out else delta).cpu()).to(weight.dtype)
+def _halves(name: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Of the adapter on the weight of that name: A [r, in] and B [out, r]."""
+    layer = name.removesuffix(f"{_BASE_LAYER}.weight")
+    first, second = (tensors[f"{layer}.lora_{half}.{_NAME}.weight"] for half in "AB")
+    return first, second
+
+
+def _merged(layer: Any, weight: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    delta = second.float() @ first.float() * layer.scaling[_NAME]
+    return (weight.float() + (delta.T if layer.fan_in_fan_out else delta)).to(weight.dtype)
 
 
 @contextmanager

@@ -113,19 +113,15 @@ class PolicyCore:
         lora = self._spec.lora
         if lora is not None and lora.publish == "adapter":
             return self.save_policy(directory, bucket_bytes=bucket_bytes)
-        if self.rank != 0:
-            return ExportResult((), ())
         if lora is not None:
-            write_adapter(self._model, {}, directory / "adapter")
-        return export_model(self._model, self._companions, directory, bucket_bytes=bucket_bytes)
+            write_adapter(self._model, {}, directory / "adapter", rank=self.rank)
+        return export_model(self._model, self._companions, directory, rank=self.rank, bucket_bytes=bucket_bytes)
 
     def save_policy(self, directory: Path, *, bucket_bytes: int) -> ExportResult:
         """Rank 0 writes what a checkpoint needs of the policy into an existing directory: all of it, or the adapter."""
         if self._spec.lora is None:
             return self.export(directory, bucket_bytes=bucket_bytes)
-        if self.rank != 0:
-            return ExportResult((), ())
-        return ExportResult(*write_adapter(self._model, self._companions, directory))
+        return ExportResult(*write_adapter(self._model, self._companions, directory, rank=self.rank))
 
     def save_state(self, directory: Path) -> None:
         """Write optimizer state by parameter name (rank 0; of any ZeRO stage and world size) and this rank's RNG."""

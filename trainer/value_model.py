@@ -27,7 +27,7 @@ class ValueModel(torch.nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Values float32 [B, L]; that of position t has seen the tokens up to t. Inputs are int64 [B, L]."""
         # The policy's embedding may have more rows than there are tokens, and the critic's fewer of those.
-        rows = self.classifier.get_input_embeddings().weight.shape[0]
+        rows = self.classifier.get_input_embeddings().num_embeddings
         hidden_BLH = self.classifier.base_model(
             input_ids=input_ids.clamp(max=rows - 1), attention_mask=attention_mask, use_cache=False
         ).last_hidden_state

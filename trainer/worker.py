@@ -119,9 +119,9 @@ class PolicyWorker(TrainedWorker):
     def export(
         self, directory: str, bucket_bytes: int, canary: Sequence[tuple[int, ...]]
     ) -> tuple[ExportResult, list[list[float]]]:
-        """Weights into a directory, and the canary's logprobs under the same weights (rank 0; the others nothing)."""
+        """Weights into a directory (rank 0; the others nothing), and the canary's logprobs under the same weights."""
         result = self._core.export(Path(directory), bucket_bytes=bucket_bytes)
-        return result, self._core.canary_logprobs(canary) if self.rank == 0 else []
+        return result, self._core.canary_logprobs(canary)
 
     @ray.method(concurrency_group="push")  # type: ignore[untyped-decorator]
     def open_push_store(self, host: str) -> int:

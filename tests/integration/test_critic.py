@@ -81,7 +81,7 @@ def test_a_language_model_becomes_a_critic_whose_values_start_at_zero_and_then_f
 
 def test_zero_stages_take_the_same_steps(model_dir: Path) -> None:
     found = []
-    for stage in (0, 1, 2):
+    for stage in (0, 1, 2, 3):
         critic = a_critic(model_dir, stage)
         for _ in range(3):
             assert critic.update(share(valued_rows()), lr=1e-3).applied
@@ -149,7 +149,7 @@ def test_what_is_not_held_cannot_be_undone(model_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("culprit", ["policy", "critic", "both", "none"])
-@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("stage", [0, 2, 3])
 async def test_policy_and_critic_are_updated_both_or_neither(
     model_dir: Path, tmp_path: Path, stage: int, culprit: str
 ) -> None:

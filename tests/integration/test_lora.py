@@ -73,7 +73,7 @@ def made(directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("stage", [0, 2, 3])
 def test_only_the_adapter_trains_and_only_it_has_optimizer_state(model_dir: Path, tmp_path: Path, stage: int) -> None:
     policy, base = core(model_dir, stage), core(model_dir, lora=None)
     assert policy.canary_logprobs(CANARY) == base.canary_logprobs(CANARY)
@@ -118,7 +118,7 @@ def test_the_same_adapter_is_written_as_the_same_bytes(model_dir: Path, tmp_path
     assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (4, 8.0, str(model_dir))
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_the_reference_is_the_policy_with_its_adapter_off(model_dir: Path, stage: int) -> None:
     policy, undisturbed = core(model_dir, stage), core(model_dir, stage)
     reference = ReferenceCore(model_dir, WorkersConfig())

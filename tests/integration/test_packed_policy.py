@@ -129,7 +129,7 @@ def policy(path: Path, **workers: Any) -> PolicyCore:
 @pytest.mark.usefixtures("single_rank")
 @pytest.mark.parametrize(
     "workers",
-    [{}, {"zero_stage": 2}, {"gradient_checkpointing": True}],
+    [{}, {"zero_stage": 2}, {"zero_stage": 3}, {"gradient_checkpointing": True}],
     ids=lambda workers: "-".join(workers) or "plain",
 )
 def test_packed_updates_take_the_steps_of_padded_ones(

@@ -29,7 +29,7 @@ from trainer.step import Update, update
 from trainer.workers import Workers
 
 CANARY = [(5, 6, 7, 8, 9, 10)]
-STAGES = [(0, "float32"), (1, "float32"), (2, "float32"), (1, "bfloat16")]
+STAGES = [(0, "float32"), (1, "float32"), (2, "float32"), (3, "float32"), (1, "bfloat16"), (3, "bfloat16")]
 
 
 pytestmark = pytest.mark.usefixtures("single_rank")

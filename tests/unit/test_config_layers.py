@@ -69,7 +69,7 @@ def test_a_list_that_is_too_short_is_not_said_to_lack_a_flag(toml: Path, betas: 
 def test_the_list_of_flags_shows_what_a_setting_may_be() -> None:
     lines = {line.split()[0]: line for line in flags_help().splitlines() if line.startswith("  --")}
     assert "(default gloo, one of gloo | nccl)" in lines["--train.push.backend"]
-    assert "(default 0, one of 0 | 1 | 2)" in lines["--train.workers.zero_stage"]
+    assert "(default 0, one of 0 | 1 | 2 | 3)" in lines["--train.workers.zero_stage"]
     assert "any of eval | train | collect)" in lines["--fleet.harvest.purposes"]
     for flag in ("algorithm.correction", "algorithm.loss", "workers.device"):
         assert ", one of " in lines[f"--train.{flag}"]

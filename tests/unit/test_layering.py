@@ -18,7 +18,7 @@ ALLOWED = {
 IMPORTERS = {
     "redis": {"rollout/redis_store.py"},
     "vllm": {"services/vllm_engine.py", "services/worker_extension.py"},
-    "deepspeed": {"trainer/engine.py"},
+    "deepspeed": {"trainer/zero.py"},
 }
 
 
