@@ -111,9 +111,14 @@ class CheckpointStore:
             )
         return None
 
+    def newest_step(self) -> int:
+        """Of the newest checkpoint, which nothing is read of; 0 without one."""
+        directories = complete_checkpoints(self._directory)
+        return _step(directories[0]) if directories else 0
+
     def _retire(self, *, newest: int) -> None:
         for directory in complete_checkpoints(self._directory):
-            if int(directory.name.removeprefix("step-")) > newest:
+            if _step(directory) > newest:
                 shutil.rmtree(directory)
         for directory in complete_checkpoints(self._directory)[self._keep :]:
             shutil.rmtree(directory)
@@ -125,6 +130,10 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     What else lies there, such as a copy that somebody made by hand, is none of the run's and never touched.
     """
     return sorted((path for path in directory.glob("step-*") if _NAME.fullmatch(path.name)), reverse=True)
+
+
+def _step(directory: Path) -> int:
+    return int(directory.name.removeprefix("step-"))
 
 
 def _empty(directory: Path) -> None:

@@ -11,6 +11,7 @@ from trainer.lora_config import LoraConfig
 from trainer.partition import Packing
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
+Role = Literal["policy", "critic", "reference", "reward"]
 
 
 class PromptsConfig(Settings):
@@ -219,6 +220,9 @@ class TrainOptions(Settings):
     reward_model: RewardModelConfig | None = None
     lora: LoraConfig | None = None
     """None trains every weight."""
+    colocations: dict[Name, tuple[Role, ...]] = Field(default_factory=dict)
+    """Groups that share their places by name, such as frozen = ["reference", "reward"]: rank r of each runs in one
+    bundle of the Ray cluster, on CUDA on one device. All others have places of their own."""
     push: PushConfig = PushConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvalConfig = EvalConfig()
@@ -230,6 +234,9 @@ class TrainOptions(Settings):
     """After a kill another trainer may take the run over this much later."""
     max_skipped_steps: int = Field(default=3, ge=1)
     """So many steps in a row with a non-finite loss or gradient stop the run."""
+    max_restarts: int = Field(default=3, ge=0, le=1000)
+    """Workers that died in a row, with no checkpoint between, after which the trainer ends with an error; until then it
+    starts all workers again from the newest checkpoint."""
     max_dead_batches: int = Field(default=4, ge=1)
     """So many batches' worth of groups that end dead, and none between them that can be trained, stop the run."""
     stall_s: float = Field(default=120.0, gt=0)
@@ -281,10 +288,42 @@ class TrainOptions(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _colocations_fit(self) -> "TrainOptions":
+        groups, seen = self.group_workers, dict[Role, str]()
+        for name, roles in self.colocations.items():
+            knob = f"colocations.{name}=[{', '.join(roles)}]"
+            if len(roles) < 2:
+                raise ValueError(f"{knob}: a colocation is of two groups or more")
+            for role in roles:
+                if role not in groups:
+                    raise ValueError(f"{knob}: this configuration starts no {role} group, only {', '.join(groups)}")
+                if role in seen:
+                    raise ValueError(f"{knob}: {role} is in colocations.{seen[role]} already")
+                seen[role] = name
+                for what in ("world_size", "device"):
+                    first, other = getattr(groups[roles[0]], what), getattr(groups[role], what)
+                    if first != other:
+                        raise ValueError(
+                            f"{knob}: ranks share a place one to one, but {what} is {first} for {roles[0]} and {other}"
+                            f" for {role}"
+                        )
+        return self
+
     @property
-    def group_workers(self) -> dict[str, WorkersConfig]:
+    def group_knobs(self) -> dict[Role, str]:
+        """Where the processes of every group are configured, by role."""
+        own = {"critic": self.critic, "reward": self.reward_model}
+        tables = {"critic": "critic.workers", "reward": "reward_model.workers"}
+        return {
+            role: tables[role] if role in own and getattr(own[role], "workers", None) is not None else "workers"
+            for role in self.group_workers
+        }
+
+    @property
+    def group_workers(self) -> dict[Role, WorkersConfig]:
         """The processes of every group that this configuration starts, by role."""
-        groups = {"policy": self.workers}
+        groups: dict[Role, WorkersConfig] = {"policy": self.workers}
         if self.critic is not None:
             groups["critic"] = self.critic_workers
         if self.algorithm.kl_coef > 0 and self.lora is None:

@@ -6,8 +6,9 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,9 +25,11 @@ from rollout.replay_queue import ReplayQueue
 from trainer.artefact import write_text
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
+from trainer.errors import WorkerLost
 from trainer.feeder import Feeder
 from trainer.ray_session import joined_ray
 from trainer.replay import ReplayFeed, canary_prompts, claim_source, open_recording
+from trainer.restarts import Restarts
 from trainer.run_lock import run_lock
 from trainer.session import Claim, Inputs, train
 from trainer.signals import Signals, early_stop
@@ -63,15 +66,48 @@ async def _session(config: TrainConfig) -> int:
     eval_prompts = _prompts(config, config.prompts.eval, tokenise) if config.prompts.eval else []
     config.run_dir.mkdir(parents=True, exist_ok=True)
     checkpoints = CheckpointStore(config.run_dir / "checkpoints", keep=config.checkpoint.keep)
+    with Signals() as signals, early_stop(signals):
+        attempt = partial(_live, config, prompts, eval_prompts, checkpoints, signals)
+        await _restarting(attempt, config, checkpoints, signals)
+    return 0
+
+
+async def _restarting(
+    attempt: Callable[[], Awaitable[None]], config: TrainConfig, checkpoints: CheckpointStore, signals: Signals
+) -> None:
+    """Attempt after attempt, each from the newest checkpoint, while workers die and the run still gets on."""
+    restarts = Restarts(config.max_restarts)
+    while True:
+        try:
+            return await attempt()
+        except WorkerLost as error:
+            step = await asyncio.to_thread(checkpoints.newest_step)
+            if signals.asked or not restarts.allow(step):
+                raise
+            log.error(
+                "a worker died: starting all workers again from the newest checkpoint",
+                reason=str(error),
+                checkpoint_step=step,
+                in_a_row=restarts.in_a_row,
+                max_restarts=config.max_restarts,
+            )
+
+
+async def _live(
+    config: TrainConfig,
+    prompts: Sequence[Prompt],
+    eval_prompts: Sequence[Prompt],
+    checkpoints: CheckpointStore,
+    signals: Signals,
+) -> None:
+    """Claims the run, resumes and trains; nothing that was started stays. Raises what `run` does, and WorkerLost."""
     async with AsyncExitStack() as stack:
-        signals = stack.enter_context(Signals())
-        stack.enter_context(early_stop(signals))
         store = await RedisStore.connect(config.redis, role="trainer")
         stack.push_async_callback(store.close)
         _join_ray(stack, config, signals)
         claim = await stack.enter_async_context(_claimed(store, config))
         await stack.enter_async_context(run_lock(config.run_dir, patience_s=_patience_s(config)))
-        from trainer import roles
+        from trainer.ray_groups import RayGroups
 
         claim_source(config.run_dir, None)
         # Not before both are held: until then an earlier trainer may still write checkpoints and retire older ones.
@@ -79,21 +115,26 @@ async def _session(config: TrainConfig) -> int:
         inputs = Inputs(prompts, eval_prompts, checkpoints, checkpoint)
         _keep_config(config)
         feed = Feeder(claim.queue, prompts, config, cursor=inputs.cursor)
-        await train(stack, config, claim, inputs, signals, feed=feed, groups=roles)
-    return 0
+        await train(stack, config, claim, inputs, signals, feed=feed, groups=RayGroups.of(config))
 
 
 async def _replay(config: TrainConfig, file: Path) -> int:
     """A session without Redis: the lock on the run's directory is what makes it the only one."""
-    from trainer import in_process
-    from trainer.models import check_directory, vocabulary_size
+    from trainer.models import check_directory
 
     check_directory(config.model.path)
     config.run_dir.mkdir(parents=True, exist_ok=True)
     checkpoints = CheckpointStore(config.run_dir / "checkpoints", keep=config.checkpoint.keep)
+    with Signals() as signals, early_stop(signals):
+        await _restarting(partial(_replayed, config, file, checkpoints, signals), config, checkpoints, signals)
+    return 0
+
+
+async def _replayed(config: TrainConfig, file: Path, checkpoints: CheckpointStore, signals: Signals) -> None:
+    from trainer import in_process
+    from trainer.models import vocabulary_size
+
     async with AsyncExitStack() as stack:
-        signals = stack.enter_context(Signals())
-        stack.enter_context(early_stop(signals))
         await stack.enter_async_context(run_lock(config.run_dir, patience_s=_patience_s(config)))
         recording = await asyncio.to_thread(open_recording, file)
         stack.callback(recording.close)
@@ -107,13 +148,12 @@ async def _replay(config: TrainConfig, file: Path) -> int:
         _keep_config(config)
         groups: GroupStarter = in_process
         if config.most_ranks > 1:
-            from trainer import roles
+            from trainer.ray_groups import RayGroups
 
             _join_ray(stack, config, signals)
-            groups = roles
+            groups = RayGroups.of(config)
         claim, feed = Claim(queue, LocalBoard(), token), ReplayFeed(queue, cursor=inputs.cursor)
         await train(stack, config, claim, inputs, signals, feed=feed, groups=groups)
-    return 0
 
 
 def _keep_config(config: TrainConfig) -> None:

@@ -21,3 +21,7 @@ class TrainingDiverged(NightshiftError, ArithmeticError):
 
 class WorkerDied(NightshiftError, RuntimeError):
     """A worker process of a role group ended or did not start."""
+
+
+class WorkerLost(WorkerDied):
+    """The same while training was on its way: the run can go on from its newest checkpoint with new workers."""

@@ -1,4 +1,4 @@
-"""Groups of workers, one a role: started together, given a batch by data-parallel rank, answering in order.
+"""A group of workers, that of one role: started together, given a batch by data-parallel rank, answering in order.
 
 The ranks of policy and critic, which are trained, form a torch group each; those of reference and reward do not talk
 to each other.
@@ -6,62 +6,45 @@ to each other.
 
 import asyncio
 import os
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rollout.errors import NightshiftError
 from trainer.config import WorkersConfig
-from trainer.critic import CriticSpec
 from trainer.errors import WorkerDied
-from trainer.policy import PolicySpec
-from trainer.reward_model import RewardModelSpec
+from trainer.placement import Place
 from trainer.worker import actor_class
+from trainer.worker_log import WorkerLog
 
 
 class RoleGroup:
     """The actors of one role, rank by rank."""
 
-    def __init__(self, role: str, actors: Sequence[Any], placement: PlacementGroup) -> None:
+    def __init__(self, role: str, actors: Sequence[Any], place: Place) -> None:
         self.role = role
         self._actors = list(actors)
-        self._placement = placement
+        self._place = place
+        self._logs: list[WorkerLog] = []
 
     @classmethod
-    async def create(cls, role: str, workers: WorkersConfig) -> "RoleGroup":
-        """Reserve resources for every rank at once and start the processes. Raises WorkerDied when they do not fit."""
-        bundle = {"CPU": workers.cpus, **({"GPU": 1.0} if workers.device == "cuda" else {})}
-        bundle = {name: amount for name, amount in bundle.items() if amount} or {"CPU": 0.001}
-        placement = placement_group([bundle] * workers.world_size, strategy="PACK")
-        try:
-            await asyncio.wait_for(placement.ready(), workers.start_timeout_s)
-        except asyncio.CancelledError:
-            remove_placement_group(placement)
-            raise
-        except TimeoutError:
-            remove_placement_group(placement)
-            raise WorkerDied(
-                f"{role}: the Ray cluster has no room for workers.world_size={workers.world_size} x {bundle}"
-                f" after workers.start_timeout_s={workers.start_timeout_s} s; it offers {ray.available_resources()}"
-            ) from None
+    def create(cls, role: str, workers: WorkersConfig, place: Place) -> "RoleGroup":
+        """Start the processes of every rank."""
+        place.enter()
         actors = [
             actor_class(role)
-            .options(
-                name=None,
-                num_cpus=bundle.get("CPU", 0),
-                num_gpus=bundle.get("GPU", 0),
-                scheduling_strategy=PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=rank),
-                runtime_env={"env_vars": _environment(workers)},
-            )
+            .options(name=None, runtime_env={"env_vars": _environment(workers)}, **place.options(rank, workers))
             .remote(rank, workers.world_size, workers.threads)
             for rank in range(workers.world_size)
         ]
-        return cls(role, actors, placement)
+        return cls(role, actors, place)
+
+    async def find_logs(self) -> None:
+        """Ask every rank where its log is, to show the end of it when the process is gone. Raises WorkerDied."""
+        self._logs = await self.call("log")
 
     @property
     def world_size(self) -> int:
@@ -90,6 +73,7 @@ class RoleGroup:
             if isinstance(error, RayActorError):
                 raise WorkerDied(
                     f"{self.role} worker {rank} of {self.world_size} died: {_first_line(error)}"
+                    + "".join(log.end() for log in self._logs[rank : rank + 1])
                 ) from error
         for rank, error in errors:
             if isinstance(error, RayTaskError):
@@ -101,10 +85,10 @@ class RoleGroup:
         return results
 
     def close(self) -> None:
-        """Kill the processes and free their place."""
+        """Kill the processes and leave their place."""
         for actor in self._actors:
             ray.kill(actor)
-        remove_placement_group(self._placement)
+        self._place.leave()
 
 
 async def _first_of_our_errors(waiting: Sequence["asyncio.Future[Any]"]) -> None:
@@ -115,71 +99,6 @@ async def _first_of_our_errors(waiting: Sequence["asyncio.Future[Any]"]) -> None
     for error in (one.exception() for one in done):
         if isinstance(error, RayTaskError) and isinstance(error.cause, NightshiftError):
             raise error.cause from None
-
-
-async def start_policy(workers: WorkersConfig, spec: PolicySpec) -> RoleGroup:
-    """The policy group, models loaded. Raises ModelError, ConfigError, WorkerDied."""
-    group = await RoleGroup.create("policy", workers)
-    return await _started(group, workers, _start_trained(group, workers, spec))
-
-
-async def start_critic(workers: WorkersConfig, spec: CriticSpec) -> RoleGroup:
-    """The critic group, models loaded. Raises ModelError, ConfigError, WorkerDied."""
-    group = await RoleGroup.create("critic", workers)
-    return await _started(group, workers, _start_trained(group, workers, spec))
-
-
-async def _start_trained(group: RoleGroup, workers: WorkersConfig, spec: PolicySpec | CriticSpec) -> None:
-    nodes = await group.call("node")
-    host = "127.0.0.1" if len(set(nodes)) == 1 else await group.call_rank(0, "address")
-    port = await group.call_rank(0, "open_rendezvous", host)
-    await group.dispatch("start", local_ranks(nodes, workers.device), spec, host, port)
-
-
-async def start_reference(workers: WorkersConfig, model_dir: Path) -> RoleGroup:
-    """The frozen reference group, model loaded. Raises ModelError, WorkerDied."""
-    group = await RoleGroup.create("reference", workers)
-    return await _started(group, workers, group.call("start", str(model_dir), workers))
-
-
-async def start_reward(workers: WorkersConfig, spec: RewardModelSpec) -> RoleGroup:
-    """The frozen reward group, model loaded. Raises ModelError, WorkerDied."""
-    group = await RoleGroup.create("reward", workers)
-    return await _started(group, workers, group.call("start", spec))
-
-
-async def _started(group: RoleGroup, workers: WorkersConfig, starting: Awaitable[object]) -> RoleGroup:
-    """The group once it has started; closed when that fails or takes too long."""
-    try:
-        await within_start_timeout(group.role, workers, starting)
-    except BaseException:
-        group.close()
-        raise
-    return group
-
-
-async def within_start_timeout(role: str, workers: WorkersConfig, starting: Awaitable[object]) -> None:
-    """Raises WorkerDied when the workers are not ready in time."""
-    try:
-        async with asyncio.timeout(workers.start_timeout_s) as limit:
-            await starting
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise WorkerDied(
-            f"{role}: {workers.world_size} worker(s) did not start and load the model within"
-            f" workers.start_timeout_s={workers.start_timeout_s} s; raise it for a large model or a slow disk"
-        ) from None
-
-
-def local_ranks(nodes: Sequence[str], device: str) -> list[int]:
-    """LOCAL_RANK of every rank, given the node each runs on.
-
-    It is also the index of the device that DeepSpeed takes, and Ray shows every worker its own GPU alone.
-    """
-    if device == "cuda":
-        return [0] * len(nodes)
-    return [list(nodes[:rank]).count(node) for rank, node in enumerate(nodes)]
 
 
 def _environment(workers: WorkersConfig) -> dict[str, str]:

@@ -13,6 +13,7 @@ from rollout.queue import RolloutQueue
 from rollout.types import GroupState
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
+from trainer.errors import WorkerDied, WorkerLost
 from trainer.feeder import Feed
 from trainer.signals import Signals
 
@@ -64,7 +65,7 @@ async def train(
 ) -> None:
     """Until the steps are done, the data is used up or a signal asks for a stop; `stack` ends what is started here.
 
-    Raises what the workers and `loop.TrainingLoop.run` raise.
+    Raises what the workers and `loop.TrainingLoop.run` raise, WorkerLost where a worker died once training had begun.
     """
     from trainer.health import HealthServer
     from trainer.loop import TrainingLoop
@@ -85,7 +86,11 @@ async def train(
         await health.start()
         stack.push_async_callback(health.close)
     signals.stop = loop.stop
-    await loop.run()
+    try:
+        await loop.run()
+    except WorkerDied as error:
+        signals.stop = None  # from here on there is nothing that could stop between steps
+        raise WorkerLost(str(error)) from error
 
 
 def _parts(

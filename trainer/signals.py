@@ -23,6 +23,11 @@ class Signals:
         self._asked = False
         self._task = asyncio.current_task()
 
+    @property
+    def asked(self) -> bool:
+        """Whether to stop."""
+        return self._asked
+
     def __enter__(self) -> "Signals":
         self.listen()
         return self

@@ -24,6 +24,7 @@ from trainer.policy import PolicyCore, PolicySpec
 from trainer.reference import ReferenceCore
 from trainer.reward_model import RewardCore, RewardModelSpec
 from trainer.transcript import Transcript
+from trainer.worker_log import WorkerLog, own_log_path
 
 
 class Worker:
@@ -44,6 +45,10 @@ class Worker:
     def address(self) -> str:
         """Address other nodes reach this one at."""
         return str(ray.util.get_node_ip_address())
+
+    def log(self) -> WorkerLog:
+        """Where this process's standard error goes."""
+        return WorkerLog(self.address(), own_log_path())
 
 
 class TrainedWorker(Worker):

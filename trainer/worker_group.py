@@ -34,7 +34,7 @@ class WorkerGroup(Protocol):
 
 
 class GroupStarter(Protocol):
-    """How groups come to be: the modules `roles` and `in_process`."""
+    """How groups come to be: `ray_groups.RayGroups` and the module `in_process`."""
 
     async def start_policy(self, workers: WorkersConfig, spec: PolicySpec) -> WorkerGroup:
         """The policy group, models loaded. Raises ModelError, ConfigError, WorkerDied."""

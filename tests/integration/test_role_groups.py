@@ -18,7 +18,7 @@ from trainer.config import CriticConfig, RewardModelConfig, WorkersConfig
 from trainer.critic import CriticSpec
 from trainer.errors import WorkerDied
 from trainer.reward_model import RewardCore, RewardModelSpec
-from trainer.roles import start_critic, start_reward
+from trainer.ray_groups import RayGroups
 from trainer.transcript import Transcript
 
 pytestmark = pytest.mark.usefixtures("single_rank")
@@ -41,7 +41,7 @@ async def test_two_ranks_of_a_critic_take_and_undo_the_steps_of_one(
 ) -> None:
     workers = WorkersConfig(world_size=2, zero_stage=2, cpus=0.1)
     shares = make_batch(valued_rows(), world_size=2, max_tokens=64, aggregation="token_mean")
-    group = await start_critic(workers, CriticSpec(model_dir, workers, CriticConfig()))
+    group = await RayGroups().start_critic(workers, CriticSpec(model_dir, workers, CriticConfig()))
     try:
         for undo in (True, False):
             results = await group.dispatch("update", shares, 1e-3, True)
@@ -75,7 +75,7 @@ async def test_ranks_of_a_reward_model_score_as_one_and_a_killed_one_is_named(
     made = [Transcript(*(rng.integers(5, 200, 5).astype(np.int32) for _ in "pr")) for _ in range(5)]
     workers = WorkersConfig(world_size=2, cpus=0.1)
     spec = RewardModelSpec(tmp_path, model_dir, workers, RewardModelConfig(path=tmp_path))
-    group = await start_reward(workers, spec)
+    group = await RayGroups().start_reward(workers, spec)
     try:
         found = await group.dispatch("scores", [made[:3], made[3:]])
         assert np.concatenate(found) == pytest.approx(RewardCore(spec).scores(made), abs=1e-5)
@@ -84,3 +84,27 @@ async def test_ranks_of_a_reward_model_score_as_one_and_a_killed_one_is_named(
             await called_until_dead(group)
     finally:
         group.close()
+
+
+async def test_colocated_groups_share_a_bundle_a_rank_until_the_last_has_ended(
+    cluster: None, model_dir: Path, tmp_path: Path
+) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(build_policy(tmp_path), num_labels=1)
+    model.save_pretrained(tmp_path)
+    workers = WorkersConfig(world_size=2, cpus=0.1)
+    spec = RewardModelSpec(tmp_path, model_dir, workers, RewardModelConfig(path=tmp_path))
+    groups = RayGroups({"reference": workers, "reward": workers}, {}, [("reference", "reward")])
+    reference = await groups.start_reference(workers, model_dir)
+    reward = await groups.start_reward(workers, spec)
+    (place,) = created()
+    assert [bundle["CPU"] for bundle in place["bundles"].values()] == [0.2, 0.2]
+    reference.close()
+    assert len(created()) == 1
+    reward.close()
+    async with asyncio.timeout(30):
+        while created():
+            await asyncio.sleep(0.1)
+
+
+def created() -> list[dict[str, Any]]:
+    return [place for place in ray.util.placement_group_table().values() if place["state"] == "CREATED"]

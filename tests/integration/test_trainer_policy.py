@@ -1,12 +1,15 @@
 """One rank's core, and groups of ranks: the same update whatever the ZeRO stage or the number of ranks."""
 
 import asyncio
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import ray
 import torch
@@ -22,9 +25,10 @@ from trainer.config import OptimizerConfig, WorkersConfig
 from trainer.errors import ModelError, WorkerDied
 from trainer.models import load_policy
 from trainer.objective import metrics_of
+from trainer.placement import Place
 from trainer.policy import OPTIMIZER_FILE, PolicyCore, PolicySpec
 from trainer.reference import ReferenceCore
-from trainer.roles import RoleGroup, start_policy
+from trainer.ray_groups import RayGroups
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
@@ -81,7 +85,7 @@ def test_zero_stages_take_the_same_steps(model_dir: Path) -> None:
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
 async def test_two_ranks_take_the_same_steps_as_one(cluster: None, model_dir: Path, tmp_path: Path, stage: int) -> None:
-    group = await start_policy(spec(model_dir, stage, 2).workers, spec(model_dir, stage, 2))
+    group = await RayGroups().start_policy(spec(model_dir, stage, 2).workers, spec(model_dir, stage, 2))
     try:
         for _ in range(3):
             results = await group.dispatch("update", shares(2), 1e-3)
@@ -95,7 +99,7 @@ async def test_two_ranks_take_the_same_steps_as_one(cluster: None, model_dir: Pa
 
 
 async def test_a_killed_worker_is_reported_by_role_and_rank(cluster: None, model_dir: Path) -> None:
-    group = await start_policy(spec(model_dir).workers, spec(model_dir))
+    group = await RayGroups().start_policy(spec(model_dir).workers, spec(model_dir))
     try:
         ray.kill(group._actors[0])
         with pytest.raises(WorkerDied, match="policy worker 0 of 1 died"):
@@ -104,15 +108,26 @@ async def test_a_killed_worker_is_reported_by_role_and_rank(cluster: None, model
         group.close()
 
 
+async def test_what_a_crashed_worker_printed_last_is_shown(cluster: None, model_dir: Path) -> None:
+    group = await RayGroups().start_policy(spec(model_dir).workers, spec(model_dir))
+    try:
+        (pid,) = [p.pid for p in psutil.process_iter(["name"]) if (p.info["name"] or "").startswith("ray::PolicyWork")]
+        os.kill(pid, signal.SIGSEGV)
+        with pytest.raises(WorkerDied, match=r"(?s)policy worker 0 of 1 died: .*; the end of its log .*Segmentation"):
+            await called_until_dead(group)
+    finally:
+        group.close()
+
+
 async def test_workers_that_do_not_fit_are_an_error_that_names_the_need(cluster: None) -> None:
     workers = WorkersConfig(cpus=64, start_timeout_s=1)
     with pytest.raises(WorkerDied, match=r"no room for workers.world_size=1 x \{'CPU': 64.0\}"):
-        await asyncio.wait_for(RoleGroup.create("policy", workers), 60)
+        await asyncio.wait_for(Place.reserve("policy", [workers], knob="workers"), 60)
 
 
 async def test_a_broken_model_is_reported_from_the_worker_as_what_it_is(cluster: None, tmp_path: Path) -> None:
     with pytest.raises(NightshiftError, match="is not a directory") as raised:
-        await start_policy(spec(tmp_path / "absent").workers, spec(tmp_path / "absent"))
+        await RayGroups().start_policy(spec(tmp_path / "absent").workers, spec(tmp_path / "absent"))
     assert isinstance(raised.value, ModelError)
 
 

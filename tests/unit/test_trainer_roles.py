@@ -10,7 +10,7 @@ from rollout.errors import ConfigError
 from trainer.config import WorkersConfig
 from trainer.errors import WorkerDied
 from trainer.policy import join_group
-from trainer.roles import local_ranks, within_start_timeout
+from trainer.ray_groups import local_ranks, within_start_timeout
 
 
 @pytest.mark.parametrize(
