@@ -1,7 +1,9 @@
 """Critic and reward model as groups of Ray actors: what one rank computes alone, and who is named when one dies."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +19,8 @@ from trainer.batch import by_row, make_batch
 from trainer.config import CriticConfig, RewardModelConfig, WorkersConfig
 from trainer.critic import CriticSpec
 from trainer.errors import WorkerDied
-from trainer.reward_model import RewardCore, RewardModelSpec
 from trainer.ray_groups import RayGroups
+from trainer.reward_model import RewardCore, RewardModelSpec
 from trainer.transcript import Transcript
 
 pytestmark = pytest.mark.usefixtures("single_rank")
