@@ -74,6 +74,8 @@ class Heartbeat:
     sent_at: float = 0.0
     detail: str = ""
     """Why it is not healthy."""
+    pinned: int | None = None
+    """The version it is held at for an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,16 @@ class CurrentVersion:
     version: int
     directory: str
     digest: str
+    fencing_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One replica stays at a version for a while and generates a run's evaluation groups with it, nothing else."""
+
+    run: str
+    replica: str
+    version: int
     fencing_token: int
 
 
@@ -163,6 +175,17 @@ class Board(Protocol):
     async def seen_replicas(self, fleet: str) -> int:
         """How many distinct replicas ever sent a heartbeat."""
         ...
+
+    # evaluations
+    async def pin(self, fleet: str, pin: Pin, *, ttl_s: float) -> None:
+        """In the place of an earlier one; ends by itself after `ttl_s`."""
+        ...
+
+    async def unpin(self, fleet: str, run: str, token: int) -> None:
+        """End the run's pin, if it has one."""
+        ...
+
+    async def pinned(self, fleet: str) -> Pin | None: ...
 
     # epochs
     async def open_epoch(self, fleet: str, invitation: Invitation) -> int:

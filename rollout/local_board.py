@@ -5,7 +5,7 @@ Tokens are not checked, because the lock on the run's directory keeps other writ
 
 from dataclasses import replace
 
-from rollout.board import CurrentVersion, Heartbeat, Invitation, Membership
+from rollout.board import CurrentVersion, Heartbeat, Invitation, Membership, Pin
 from rollout.errors import Fenced
 
 
@@ -18,6 +18,7 @@ class LocalBoard:
         self._reserved: dict[str, int] = {}
         self._current: dict[str, CurrentVersion] = {}
         self._beats: dict[str, dict[str, Heartbeat]] = {}
+        self._pins: dict[str, Pin] = {}
         self._invitations: dict[str, Invitation] = {}
         self._acks: dict[tuple[str, int], dict[str, str]] = {}
         self._members: dict[tuple[str, int], Membership] = {}
@@ -63,6 +64,16 @@ class LocalBoard:
 
     async def seen_replicas(self, fleet: str) -> int:
         return len(self._beats.get(fleet, {}))
+
+    async def pin(self, fleet: str, pin: Pin, *, ttl_s: float) -> None:  # noqa: ARG002
+        self._pins[fleet] = pin
+
+    async def unpin(self, fleet: str, run: str, token: int) -> None:  # noqa: ARG002
+        if (pin := self._pins.get(fleet)) is not None and pin.run == run:
+            del self._pins[fleet]
+
+    async def pinned(self, fleet: str) -> Pin | None:
+        return self._pins.get(fleet)
 
     async def open_epoch(self, fleet: str, invitation: Invitation) -> int:
         known = self._invitations.get(fleet)

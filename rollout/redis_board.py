@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rollout.board import AppliedPush, CurrentVersion, Heartbeat, Invitation, Membership, PushPath, ReplicaState
+from rollout.board import AppliedPush, CurrentVersion, Heartbeat, Invitation, Membership, Pin, PushPath, ReplicaState
 from rollout.errors import Fenced, WriterBusy
 from rollout.redis_store import Argument, RedisStore, ScriptRefusal
 
@@ -71,6 +71,22 @@ class RedisBoard:
     async def seen_replicas(self, fleet: str) -> int:
         return int(await self._store.command("SCARD", self._fleet_key(fleet, "seen")))
 
+    # evaluations
+
+    async def pin(self, fleet: str, pin: Pin, *, ttl_s: float) -> None:
+        await self._run_script("check_writer", pin.run, pin.fencing_token)
+        await self._store.command("SET", self._fleet_key(fleet, "pin"), _json(pin), "PX", max(1, round(ttl_s * 1000)))
+
+    async def unpin(self, fleet: str, run: str, token: int) -> None:
+        await self._run_script("check_writer", run, token)
+        pin = await self.pinned(fleet)
+        if pin is not None and pin.run == run:
+            await self._store.command("DEL", self._fleet_key(fleet, "pin"))
+
+    async def pinned(self, fleet: str) -> Pin | None:
+        raw = await self._store.command("GET", self._fleet_key(fleet, "pin"))
+        return None if raw is None else Pin(**json.loads(raw))
+
     # epochs
 
     async def open_epoch(self, fleet: str, invitation: Invitation) -> int:
@@ -124,7 +140,7 @@ class RedisBoard:
             raise Fenced(f"{key.rsplit(':', 1)[0]}: {refusal.detail}") from None
 
 
-def _json(record: CurrentVersion | Heartbeat | Invitation | Membership) -> str:
+def _json(record: CurrentVersion | Heartbeat | Invitation | Membership | Pin) -> str:
     return json.dumps(dataclasses.asdict(record), sort_keys=True)
 
 

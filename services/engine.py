@@ -28,6 +28,7 @@ from services.collective import InReplica, InWorker
 from services.config import FleetConfig
 from services.harvester import Harvester
 from services.logs import plain_logs
+from services.purposes import leasable
 from services.reconcile import Reconciler
 from services.rehearsal import rehearse
 from services.reward_pool import RewardPool
@@ -130,14 +131,17 @@ class Replica:
         return list(self._queues.values())
 
     def purposes(self, run: str) -> Sequence[Purpose]:
-        """None while the weights are not verified or the engine is dead; training only for the run whose weights are
-        in use.
-        """
+        """None while the weights are not verified or the engine is dead; else see `purposes.leasable`."""
         if self.reconciler.state is not ReplicaState.HEALTHY or self._engine.dead:
             return ()
-        followed = self.reconciler.run_name
-        allowed = [Purpose(p) for p in self._config.harvest.purposes]
-        return [p for p in allowed if p is not Purpose.TRAIN or followed in {None, run}]
+        return leasable(
+            [Purpose(purpose) for purpose in self._config.harvest.purposes],
+            run=run,
+            followed=self.reconciler.run_name,
+            pin=self.reconciler.pin,
+            replica=self.name,
+            version=self.reconciler.version,
+        )
 
     async def settled(self) -> None:
         await self.reconciler.settled()
@@ -161,6 +165,7 @@ class Replica:
             started_at=self._started_at,
             sent_at=time.time(),
             detail=self._swap.broken or self.reconciler.detail,
+            pinned=self.reconciler.pinned,
         )
 
     def _capacity(self) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from rollout.board import AppliedPush, Board, CurrentVersion, Invitation, Membership, PushPath, ReplicaState
+from rollout.board import AppliedPush, Board, CurrentVersion, Invitation, Membership, Pin, PushPath, ReplicaState
 from rollout.errors import NightshiftError, StoreUnavailable, WeightsError
 from rollout.weights import MANIFEST, WeightManifest, read_manifest, verify_buckets
 from services import collective
@@ -81,6 +81,8 @@ class Reconciler:
         self._trusted = True
         self._settled = asyncio.Event()
         self._settled.set()
+        self.pin: Pin | None = None
+        """Of the fleet, whichever replica it holds."""
         self.run_name: str | None = None
         """Run whose weights are in use; None for the model as loaded."""
         self.version = 0
@@ -93,9 +95,17 @@ class Reconciler:
     def state(self) -> ReplicaState:
         if self._swap.broken:
             return ReplicaState.SUSPECT
-        if self._caught_up and self._trusted and self.lag <= self._max_lag:
+        if self._caught_up and self._trusted and (self.pinned is not None or self.lag <= self._max_lag):
             return ReplicaState.HEALTHY
         return ReplicaState.STALE
+
+    @property
+    def pinned(self) -> int | None:
+        """The version at which an evaluation holds this replica."""
+        pin = self.pin
+        if pin is None or pin.replica != self._replica or not self._has(pin.run, pin.version):
+            return None
+        return pin.version
 
     @property
     def lag(self) -> int:
@@ -132,11 +142,16 @@ class Reconciler:
         """One look at the board, and the one delivery it calls for."""
         run = await self._board.attached_run(self._fleet)
         if run is None:
+            self.pin = None
             self._in_step()
             return
+        await self._look_for_pin(run)
         # The pointer before the invitation: an epoch is opened before its version becomes current, so whoever sees a
         # new version also sees the invitation to it, and does not take the artefact in its stead.
         self._target = await self._board.current(run)
+        if self.pinned is not None:
+            self._in_step()
+            return
         invitation = await self._board.invitation(self._fleet) if self._config.collective else None
         if invitation is not None and self._wanted(invitation, run):
             await self._join(invitation)
@@ -147,6 +162,14 @@ class Reconciler:
             run, self._target.version, self._target.digest
         ):
             await self._deliver(await asyncio.to_thread(self._read_artefact, run, self._target))
+
+    async def _look_for_pin(self, run: str) -> None:
+        """One of another run, or of an older writer, holds nobody."""
+        before, pin = self.pinned, await self._board.pinned(self._fleet)
+        fits = pin is not None and pin.run == run and self._newest_token(run, pin.fencing_token)
+        self.pin = pin if fits else None
+        if self.pinned != before:
+            self.news.set()
 
     def _has(self, run: str, version: int) -> bool:
         return self._trusted and (self.run_name, self.version) == (run, version)

@@ -14,13 +14,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rollout.board import AppliedPush, Heartbeat, PushPath, ReplicaState
+from rollout.board import AppliedPush, Heartbeat, Pin, PushPath, ReplicaState
 from rollout.queue import Lease
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import FinishReason, Group, Purpose, RolloutRequest, Sample, Segment, Timings, VersionSpan
 from rollout.weights import read_manifest, verify_buckets
+from services.purposes import leasable
 
 Reward = Callable[[RolloutRequest, list[int]], float]
 PURPOSES = (Purpose.EVAL, Purpose.TRAIN)
@@ -40,6 +41,7 @@ class SimulatedEngine:
         self._name = f"sim-{id(self):x}"
         self._model = AutoModelForCausalLM.from_pretrained(model_dir)
         self._version = 0
+        self._pin: Pin | None = None
         self._pushes: list[AppliedPush] = []
         self._generator = torch.Generator().manual_seed(7)
 
@@ -48,7 +50,15 @@ class SimulatedEngine:
         try:
             while True:
                 await self._reconcile()
-                leases = await self.queue.lease(self._name, count=8, lease_s=30, purposes=PURPOSES)
+                purposes = leasable(
+                    PURPOSES,
+                    run=self._run,
+                    followed=self._run,
+                    pin=self._pin,
+                    replica=self._name,
+                    version=self._version,
+                )
+                leases = await self.queue.lease(self._name, count=8, lease_s=30, purposes=purposes) if purposes else []
                 if not leases:
                     await asyncio.sleep(0.01)
                 for lease, group in await asyncio.to_thread(self._groups, leases):
@@ -64,6 +74,9 @@ class SimulatedEngine:
 
     async def _reconcile(self) -> None:
         current = await self.board.current(self._run)
+        self._pin = await self.board.pinned(self._fleet)
+        if self._pinned is not None:
+            return
         if not self._follow or current is None or current.version <= self._version:
             return
         directory = Path(current.directory)
@@ -82,6 +95,11 @@ class SimulatedEngine:
         self._pushes.append(
             AppliedPush(current.version, PushPath.ARTEFACT, None, took, 0.0, gap, gap < 0.05, time.time())
         )
+
+    @property
+    def _pinned(self) -> int | None:
+        mine = self._pin is not None and (self._pin.replica, self._pin.version) == (self._name, self._version)
+        return self._version if mine else None
 
     def _canary_gap(self, sequences: tuple[tuple[int, ...], ...], expected: tuple[tuple[float, ...], ...]) -> float:
         gaps = []
@@ -107,6 +125,7 @@ class SimulatedEngine:
             user_requests=0,
             rehearsal_gap=None,
             pushes=tuple(self._pushes[-4:]),
+            pinned=self._pinned,
         )
         await self.board.heartbeat(self._fleet, beat, ttl_s=5.0)
 

@@ -198,6 +198,9 @@ class EvalConfig(Settings):
     greedy: bool = True
     """Also one greedy sample a prompt."""
     max_prompts: int = Field(default=256, ge=1)
+    hold_s: float = Field(default=300.0, ge=0, le=86_400)
+    """During training one of several replicas stays at the evaluated version and generates nothing else, at most so
+    long. With 0, after that time or with one replica alone, all generate, and the report states a range of versions."""
 
 
 class TrainOptions(Settings):

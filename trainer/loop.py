@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from rollout.board import Pin
 from rollout.prompts import Prompt
 from rollout.queue import RolloutQueue
 from rollout.types import GroupState
@@ -26,6 +27,7 @@ from trainer.config import TrainConfig
 from trainer.errors import TrainingDiverged
 from trainer.evaluate import Evaluation, evaluate
 from trainer.feeder import Feed
+from trainer.holder import Holder
 from trainer.intake import Intake, collect, recollect, reject
 from trainer.journal import Journal, JournalEntry
 from trainer.metrics import MetricsLog, batch_metrics, staleness_metrics
@@ -58,6 +60,7 @@ class Parts:
     checkpoints: CheckpointStore
     metrics: MetricsLog
     eval_prompts: Sequence[Prompt]
+    holder: Holder
 
 
 class TrainingLoop:
@@ -193,7 +196,7 @@ class TrainingLoop:
         # Before the checkpoint, after which no start would do the step again and write its line.
         self._parts.metrics.step(record)
         await self._checkpoint_if_due()
-        self._evaluate_if_due()
+        await self._evaluate_if_due()
 
     async def _intake(self, entry: JournalEntry | None, version: int) -> Intake | None:
         config, parts = self._config, self._parts
@@ -321,12 +324,18 @@ class TrainingLoop:
     async def _write_checkpoint(self, directory: Path) -> None:
         await self._parts.workers.save(directory, bucket_bytes=self._config.push.bucket_bytes)
 
-    def _evaluate_if_due(self) -> None:
-        """Overlaps with training, so it reports a range of versions; skipped while the one before is unfinished."""
+    async def _evaluate_if_due(self) -> None:
+        """Overlaps with training, by a replica held at this version; skipped while the one before is unfinished."""
         every, step = self._config.evaluation.every, self.progress.step
         idle = self._evaluation is None or self._evaluation.done()
         if every and step % every == 0 and step < self._config.steps and self._parts.eval_prompts and idle:
-            self._evaluation = asyncio.create_task(self._evaluate(f"step-{step}"))
+            await self._pushed()  # a replica can be held at a version that it has
+            pin = await self._parts.holder.hold(self.progress.version)
+            self._evaluation = asyncio.create_task(self._evaluate_held(f"step-{step}", pin))
+
+    async def _evaluate_held(self, label: str, pin: Pin | None) -> None:
+        async with self._parts.holder.holding(pin):
+            await self._evaluate(label)
 
     async def _evaluate(self, label: str) -> None:
         outcome: Evaluation | None = await self._unless_stopped(label)

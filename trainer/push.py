@@ -104,7 +104,10 @@ class Pusher:
 
     async def invite(self, manifest: WeightManifest, directory: Path) -> Invited:
         """Open an epoch for the version, where a collective can reach the live replicas."""
-        able = [beat for beat in await self._board.replicas(self._fleet) if beat.state in _ABLE]
+        pin = await self._board.pinned(self._fleet)
+        held = pin.replica if pin is not None else None
+        beats = await self._board.replicas(self._fleet)
+        able = [beat for beat in beats if beat.state in _ABLE and beat.replica != held]
         live = tuple(beat.replica for beat in able)
         if not self._config.collective or not live:
             return Invited(live)

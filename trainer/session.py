@@ -18,6 +18,7 @@ from trainer.feeder import Feed
 from trainer.signals import Signals
 
 if TYPE_CHECKING:
+    from trainer.holder import Holder
     from trainer.loop import Parts
     from trainer.publish import Publisher
     from trainer.worker_group import GroupStarter, WorkerGroup
@@ -68,6 +69,7 @@ async def train(
     Raises what the workers and `loop.TrainingLoop.run` raise, WorkerLost where a worker died once training had begun.
     """
     from trainer.health import HealthServer
+    from trainer.holder import Holder
     from trainer.loop import TrainingLoop
     from trainer.workers import packing_settled, start_workers
 
@@ -79,7 +81,10 @@ async def train(
         await claim.queue.settle(claim.token, checkpoint.state.settled_ids, GroupState.TRAINED)
     workers = await start_workers(stack, config, checkpoint, groups)
     config = await packing_settled(config, workers)
-    parts = _parts(stack, config, claim, inputs, feed, workers=workers)
+    hold_s = config.evaluation.hold_s
+    holder = Holder(claim.board, fleet=config.fleet, run=config.run, token=claim.token, hold_s=hold_s)
+    await holder.let_go()  # of a replica that a killed session held
+    parts = _parts(stack, config, claim, inputs, feed, workers=workers, holder=holder)
     loop = TrainingLoop(config, parts, checkpoint.state if checkpoint else None)
     if config.health_port:
         health = HealthServer(config.health_port, loop.status)
@@ -101,6 +106,7 @@ def _parts(
     feed: Feed,
     *,
     workers: "Workers",
+    holder: "Holder",
 ) -> "Parts":
     from trainer.journal import Journal
     from trainer.loop import Parts
@@ -119,6 +125,7 @@ def _parts(
         checkpoints=inputs.checkpoints,
         metrics=metrics,
         eval_prompts=inputs.eval_prompts,
+        holder=holder,
     )
 
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rollout.board import AppliedPush, CurrentVersion, Heartbeat, Invitation, Membership, PushPath, ReplicaState
+from rollout.board import AppliedPush, CurrentVersion, Heartbeat, Invitation, Membership, Pin, PushPath, ReplicaState
 from rollout.errors import Fenced, WriterBusy
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
@@ -126,3 +126,25 @@ async def test_an_invitation_ends_at_its_deadline_by_the_clock_of_the_server(
     async with asyncio.timeout(10):
         while await board.invitation(name) is not None:  # noqa: ASYNC110  state of a server
             await asyncio.sleep(0.01)
+
+
+async def test_a_pin_holds_until_it_is_ended_or_its_time_is_up(
+    board: RedisBoard, redis_store: RedisStore, name: str
+) -> None:
+    token = await writer(redis_store, name)
+    pin = Pin(name, "r1", 3, token)
+    assert await board.pinned(name) is None
+    await board.pin(name, pin, ttl_s=60)
+    assert await board.pinned(name) == pin
+    other = f"{name}-other"
+    await board.unpin(name, other, await writer(redis_store, other))
+    assert await board.pinned(name) == pin
+    await board.unpin(name, name, token)
+    assert await board.pinned(name) is None
+    await board.pin(name, pin, ttl_s=0.001)
+    await asyncio.sleep(0.05)
+    assert await board.pinned(name) is None
+    with pytest.raises(Fenced):
+        await board.pin(name, Pin(name, "r1", 3, token + 1), ttl_s=60)
+    with pytest.raises(Fenced):
+        await board.unpin(name, name, token + 1)

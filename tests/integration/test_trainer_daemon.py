@@ -96,6 +96,36 @@ async def test_a_run_learns_and_leaves_a_complete_account(
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
+async def test_evaluations_while_training_goes_on_are_of_one_version_each(
+    tmp_path: Path, redis_store: RedisStore, model_dir: Path, ray_address: str
+) -> None:
+    config = train_config(
+        tmp_path,
+        redis_store.config,
+        "held-out",
+        model_dir,
+        ray_address=ray_address,
+        steps=12,
+        evaluation={"every": 3, "n": 8},
+        prompts={
+            "train": write_prompts(tmp_path / "train.jsonl"),
+            "eval": write_prompts(tmp_path / "eval.jsonl", 40, offset=500),
+        },
+    )
+    daemon = Daemon(config, tmp_path)
+    try:
+        async with running(engine_for(redis_store, config)), running(engine_for(redis_store, config)):
+            assert await daemon.exit_code() == 0, daemon.output
+    finally:
+        daemon.end()
+    evaluations = json.loads((config.run_dir / "summary.json").read_text())["evaluations"]
+    during = [one for one in evaluations if one["label"].startswith("step-")]
+    assert during
+    assert all(one["versions"] == [one["step"] + 1] * 2 and one["failed_groups"] == 0 for one in during)
+    assert await RedisBoard(redis_store).pinned(config.fleet) is None
+    await balanced(redis_store, config.run)
+
+
 async def test_a_killed_run_resumes_without_reusing_a_version_or_a_group(
     tmp_path: Path, redis_store: RedisStore, model_dir: Path, ray_address: str
 ) -> None:

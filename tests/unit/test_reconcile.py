@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.board import CurrentVersion, Invitation, Membership, PushPath, ReplicaState
+from rollout.board import CurrentVersion, Invitation, Membership, Pin, PushPath, ReplicaState
 from rollout.errors import WeightsError
 from rollout.weights import MANIFEST, Bucket, Canary, WeightManifest, file_sha256, version_dir
 from services import collective, reconcile
@@ -44,9 +44,13 @@ class Notices:
 
     def __init__(self) -> None:
         self.now: CurrentVersion | None = None
+        self.pin: Pin | None = None
 
     async def attached_run(self, fleet: str) -> str | None:
         return "run"
+
+    async def pinned(self, fleet: str) -> Pin | None:
+        return self.pin
 
     async def invitation(self, fleet: str) -> Invitation | None:
         return None
@@ -95,6 +99,35 @@ async def test_versions_of_equal_bytes_are_all_followed(tmp_path: Path) -> None:
         assert stand.reconciler.state is ReplicaState.HEALTHY
     assert stand.engine.loads == 10
     assert stand.given_up == []
+
+
+async def test_a_pinned_replica_stays_at_its_version_and_catches_up_when_it_is_let_go(tmp_path: Path) -> None:
+    stand = Stand(tmp_path)
+    stand.publish(1)
+    await stand.reconciler.step()
+    stand.board.pin = Pin("run", "replica", 1, 1)
+    for version in range(2, 9):
+        stand.publish(version)
+        await stand.reconciler.step()
+    assert (stand.reconciler.version, stand.reconciler.pinned, stand.reconciler.lag) == (1, 1, 7)
+    assert stand.reconciler.state is ReplicaState.HEALTHY
+    stand.board.pin = None
+    await stand.reconciler.step()
+    assert (stand.reconciler.version, stand.reconciler.pinned) == (8, None)
+
+
+@pytest.mark.parametrize(
+    "pin",
+    [Pin("run", "another", 1, 1), Pin("run", "replica", 7, 1), Pin("other", "replica", 1, 1), Pin("run", "replica", 1, 0)],
+)
+async def test_a_pin_of_another_replica_version_run_or_writer_holds_nobody(tmp_path: Path, pin: Pin) -> None:
+    stand = Stand(tmp_path)
+    stand.publish(1)
+    await stand.reconciler.step()
+    stand.board.pin = pin
+    stand.publish(2)
+    await stand.reconciler.step()
+    assert (stand.reconciler.version, stand.reconciler.pinned) == (2, None)
 
 
 async def test_a_version_that_fails_its_check_is_tried_thrice_and_the_next_of_equal_bytes_again(tmp_path: Path) -> None:

@@ -1,0 +1,23 @@
+"""Which groups a replica may lease, given the weights it has and the pin of an evaluation."""
+
+from collections.abc import Sequence
+
+from rollout.board import Pin
+from rollout.types import Purpose
+
+
+def leasable(
+    configured: Sequence[Purpose], *, run: str, followed: str | None, pin: Pin | None, replica: str, version: int
+) -> list[Purpose]:
+    """Purposes of `run` that a healthy replica may lease.
+
+    Training only for the run whose weights are in use (`followed`; None: the model as loaded). While a replica is pinned,
+    it works for the pin's evaluation alone, and no other replica does, so that all of it comes from one version.
+    """
+    allowed = [purpose for purpose in configured if purpose is not Purpose.TRAIN or followed in {None, run}]
+    if pin is None:
+        return allowed
+    if pin.replica == replica:
+        held = (pin.run, pin.version) == (run, version) and followed == run
+        return [purpose for purpose in allowed if held and purpose is Purpose.EVAL]
+    return [purpose for purpose in allowed if run != pin.run or purpose is not Purpose.EVAL]
