@@ -61,7 +61,7 @@ class Place:
     def options(self, rank: int, workers: WorkersConfig) -> dict[str, Any]:
         """Of the actor of a group's rank."""
         return {
-            "num_cpus": workers.cpus or (0 if workers.device == "cuda" else _LEAST["CPU"] / self._groups),
+            "num_cpus": workers.cpus,
             "num_gpus": 1.0 / self._groups if workers.device == "cuda" else 0,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=rank),
         }
