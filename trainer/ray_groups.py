@@ -1,7 +1,7 @@
 """Groups as Ray actors: placed, started and loaded; a `worker_group.GroupStarter`."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from trainer.config import TrainOptions, WorkersConfig
@@ -38,22 +38,22 @@ class RayGroups:
     async def start_policy(self, workers: WorkersConfig, spec: PolicySpec) -> RoleGroup:
         """The policy group, models loaded. Raises ModelError, ConfigError, WorkerDied."""
         group = await self._create("policy", workers)
-        return await self._started(group, workers, _start_trained(group, workers, spec))
+        return await self._started(group, workers, lambda: _start_trained(group, workers, spec))
 
     async def start_critic(self, workers: WorkersConfig, spec: CriticSpec) -> RoleGroup:
         """The critic group, models loaded. Raises ModelError, ConfigError, WorkerDied."""
         group = await self._create("critic", workers)
-        return await self._started(group, workers, _start_trained(group, workers, spec))
+        return await self._started(group, workers, lambda: _start_trained(group, workers, spec))
 
     async def start_reference(self, workers: WorkersConfig, model_dir: Path) -> RoleGroup:
         """The frozen reference group, model loaded. Raises ModelError, WorkerDied."""
         group = await self._create("reference", workers)
-        return await self._started(group, workers, group.call("start", str(model_dir), workers))
+        return await self._started(group, workers, lambda: group.call("start", str(model_dir), workers))
 
     async def start_reward(self, workers: WorkersConfig, spec: RewardModelSpec) -> RoleGroup:
         """The frozen reward group, model loaded. Raises ModelError, WorkerDied."""
         group = await self._create("reward", workers)
-        return await self._started(group, workers, group.call("start", spec))
+        return await self._started(group, workers, lambda: group.call("start", spec))
 
     async def _create(self, role: str, workers: WorkersConfig) -> RoleGroup:
         together = self._colocation.get(role, (role,))
@@ -62,12 +62,17 @@ class RayGroups:
             self._places[together] = await Place.reserve(" + ".join(together), groups, knob=self._knob(role))
         return RoleGroup.create(role, workers, self._places[together])
 
-    async def _started(self, group: RoleGroup, workers: WorkersConfig, starting: Awaitable[object]) -> RoleGroup:
+    async def _started(
+        self, group: RoleGroup, workers: WorkersConfig, start: Callable[[], Awaitable[object]]
+    ) -> RoleGroup:
         """The group once it has started; closed when that fails or takes too long."""
+
+        async def starting() -> None:
+            await group.find_logs()
+            await start()
+
         try:
-            await within_start_timeout(
-                group.role, workers, _one_after_the_other(group.find_logs(), starting), knob=self._knob(group.role)
-            )
+            await within_start_timeout(group.role, workers, starting(), knob=self._knob(group.role))
         except BaseException:
             group.close()
             raise
@@ -75,11 +80,6 @@ class RayGroups:
 
     def _knob(self, role: str) -> str:
         return self._knobs.get(role, _KNOB)
-
-
-async def _one_after_the_other(first: Awaitable[object], second: Awaitable[object]) -> None:
-    await first
-    await second
 
 
 async def _start_trained(group: RoleGroup, workers: WorkersConfig, spec: PolicySpec | CriticSpec) -> None:
