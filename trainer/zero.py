@@ -1,8 +1,8 @@
 """DeepSpeed's engine around a model: what a rank holds in each ZeRO stage, and how that is read and written whole.
 
-    stage 0     everything, and torch's optimizer on the parameters themselves
-    stage 1, 2  every parameter; of the optimizer and its float32 masters a share
-    stage 3     of parameters, too, a share (`ds_tensor`), and all of one only while a module computes with it
+stage 0     everything, and torch's optimizer on the parameters themselves
+stage 1, 2  every parameter; of the optimizer and its float32 masters a share
+stage 3     of parameters, too, a share (`ds_tensor`), and all of one only while a module computes with it
 """
 
 import logging

@@ -104,7 +104,9 @@ async def test_colocated_groups_share_a_bundle_a_rank_until_the_last_has_ended(
     assert len(created()) == 1
     reward.close()
     async with asyncio.timeout(30):
-        while created():
+        while True:
+            if not created():
+                break
             await asyncio.sleep(0.1)
 
 

@@ -27,12 +27,13 @@ from trainer.models import load_policy
 from trainer.objective import metrics_of
 from trainer.placement import Place
 from trainer.policy import OPTIMIZER_FILE, PolicyCore, PolicySpec
-from trainer.reference import ReferenceCore
 from trainer.ray_groups import RayGroups
+from trainer.reference import ReferenceCore
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
 CANARY = [(5, 6, 7, 8, 9, 10)]
+STAGES = [(0, "float32"), (1, "float32"), (2, "float32"), (3, "float32"), (1, "bfloat16"), (3, "bfloat16")]
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +132,10 @@ async def test_a_broken_model_is_reported_from_the_worker_as_what_it_is(cluster:
     assert isinstance(raised.value, ModelError)
 
 
-@pytest.mark.parametrize(("stage", "dtype"), [(0, "float32"), (1, "float32"), (2, "float32"), (3, "float32"), (1, "bfloat16"), (3, "bfloat16")])
+@pytest.mark.parametrize(
+    ("stage", "dtype"),
+    STAGES,
+)
 def test_a_batch_that_is_not_finite_leaves_weights_and_optimizer_alone(
     model_dir: Path, tmp_path: Path, stage: int, dtype: str
 ) -> None:
@@ -155,7 +159,10 @@ def saved_state(core: PolicyCore, directory: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-@pytest.mark.parametrize(("stage", "dtype"), [(0, "float32"), (1, "float32"), (2, "float32"), (3, "float32"), (1, "bfloat16"), (3, "bfloat16")])
+@pytest.mark.parametrize(
+    ("stage", "dtype"),
+    STAGES,
+)
 def test_a_restored_core_continues_bit_for_bit(model_dir: Path, tmp_path: Path, stage: int, dtype: str) -> None:
     core = PolicyCore(spec(model_dir, stage, dtype=dtype))
     trained_logprobs(core, 2)

@@ -118,7 +118,12 @@ async def test_a_pinned_replica_stays_at_its_version_and_catches_up_when_it_is_l
 
 @pytest.mark.parametrize(
     "pin",
-    [Pin("run", "another", 1, 1), Pin("run", "replica", 7, 1), Pin("other", "replica", 1, 1), Pin("run", "replica", 1, 0)],
+    [
+        Pin("run", "another", 1, 1),
+        Pin("run", "replica", 7, 1),
+        Pin("other", "replica", 1, 1),
+        Pin("run", "replica", 1, 0),
+    ],
 )
 async def test_a_pin_of_another_replica_version_run_or_writer_holds_nobody(tmp_path: Path, pin: Pin) -> None:
     stand = Stand(tmp_path)

@@ -84,5 +84,7 @@ def test_a_colocation_that_cannot_be_is_refused(colocations: dict[str, list[str]
 
 
 def test_a_colocation_of_a_group_that_is_not_started_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"colocations.frozen=\[reference, reward\]: this .* starts no reference group"):
+    with pytest.raises(
+        ValueError, match=r"colocations.frozen=\[reference, reward\]: this .* starts no reference group"
+    ):
         TrainConfig.model_validate({**BASE, "colocations": {"frozen": ["reference", "reward"]}})
