@@ -11,8 +11,8 @@ def leasable(
 ) -> list[Purpose]:
     """Purposes of `run` that a healthy replica may lease.
 
-    Training only for the run whose weights are in use (`followed`; None: the model as loaded). A pinned replica works for
-    the pin's evaluation alone, and no other replica does, so that all of it comes from one version.
+    Training only for the run whose weights are in use (`followed`; None: the model as loaded). A pinned replica works
+    for the pin's evaluation alone, and no other replica does, so that all of it comes from one version.
     """
     allowed = [purpose for purpose in configured if purpose is not Purpose.TRAIN or followed in {None, run}]
     if pin is None:

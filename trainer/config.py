@@ -86,7 +86,7 @@ class WorkersConfig(Settings):
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed shards over the workers: 1 the optimizer, 2 gradients too, 3 weights too; 0 nothing."""
     offload_optimizer: bool = False
-    """Optimizer state and float32 master weights in the host's memory instead of the device's; needs zero_stage >= 1."""
+    """Optimizer state and float32 master weights in the host's memory, not the device's; needs zero_stage >= 1."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"
     gradient_checkpointing: bool = False

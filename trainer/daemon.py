@@ -84,7 +84,7 @@ async def _restarting(
             step = await asyncio.to_thread(checkpoints.newest_step)
             if signals.asked or not restarts.allow(step):
                 raise
-            log.error(
+            log.warning(
                 "a worker died: starting all workers again from the newest checkpoint",
                 reason=str(error),
                 checkpoint_step=step,

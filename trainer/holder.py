@@ -1,6 +1,6 @@
 """One replica held at a version while training goes on, so that an evaluation is of that version alone.
 
-hold (pin, wait for the replica's answer) -> the evaluation's groups, watched -> unpin; the replica catches up by artefact
+hold (pin, wait for the answer) -> the evaluation's groups, watched -> unpin; the replica catches up by artefact
 """
 
 import asyncio
@@ -69,7 +69,9 @@ class Holder:
 
     async def _until_lost(self, pin: Pin) -> None:
         with suppress(NightshiftError):
-            while await self._held(pin):
+            while True:
+                if not await self._held(pin):
+                    break
                 await asyncio.sleep(_WATCH_S)
             log.warning("the replica of an evaluation is held no more: others finish it", replica=pin.replica)
             await self.let_go()

@@ -154,8 +154,9 @@ def _halves(name: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _merged(layer: Any, weight: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    delta = second.float() @ first.float() * layer.scaling[_NAME]
-    return (weight.float() + (delta.T if layer.fan_in_fan_out else delta)).to(weight.dtype)
+    delta: Tensor = second.float() @ first.float() * layer.scaling[_NAME]
+    merged: Tensor = (weight.float() + (delta.T if layer.fan_in_fan_out else delta)).to(weight.dtype)
+    return merged
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Where in the Ray cluster the ranks of groups run: rank r of every group of a colocation in one bundle, or each alone."""
+"""Where in the Ray cluster ranks run: each in a bundle of its own, or with the same rank of a colocation's groups."""
 
 import asyncio
 from collections.abc import Sequence

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-from trainer.config import TrainOptions, WorkersConfig
+from trainer.config import Role, TrainOptions, WorkersConfig
 from trainer.critic import CriticSpec
 from trainer.errors import WorkerDied
 from trainer.placement import Place
@@ -20,15 +20,15 @@ class RayGroups:
 
     def __init__(
         self,
-        workers: Mapping[str, WorkersConfig] | None = None,
-        knobs: Mapping[str, str] | None = None,
-        colocations: Sequence[Sequence[str]] = (),
+        workers: Mapping[Role, WorkersConfig] | None = None,
+        knobs: Mapping[Role, str] | None = None,
+        colocations: Sequence[Sequence[Role]] = (),
     ) -> None:
         """By role: the processes of every group that will be started, and where they are configured."""
         self._workers = dict(workers or {})
         self._knobs = dict(knobs or {})
         self._colocation = {role: tuple(roles) for roles in colocations for role in roles}
-        self._places: dict[tuple[str, ...], Place] = {}
+        self._places: dict[tuple[Role, ...], Place] = {}
 
     @classmethod
     def of(cls, config: TrainOptions) -> "RayGroups":
@@ -55,7 +55,7 @@ class RayGroups:
         group = await self._create("reward", workers)
         return await self._started(group, workers, lambda: group.call("start", spec))
 
-    async def _create(self, role: str, workers: WorkersConfig) -> RoleGroup:
+    async def _create(self, role: Role, workers: WorkersConfig) -> RoleGroup:
         together = self._colocation.get(role, (role,))
         if together not in self._places:
             groups = [self._workers[other] for other in together] if len(together) > 1 else [workers]
@@ -78,7 +78,7 @@ class RayGroups:
             raise
         return group
 
-    def _knob(self, role: str) -> str:
+    def _knob(self, role: Role) -> str:
         return self._knobs.get(role, _KNOB)
 
 
@@ -90,7 +90,7 @@ async def _start_trained(group: RoleGroup, workers: WorkersConfig, spec: PolicyS
 
 
 async def within_start_timeout(
-    role: str, workers: WorkersConfig, starting: Awaitable[object], *, knob: str = _KNOB
+    role: Role, workers: WorkersConfig, starting: Awaitable[object], *, knob: str = _KNOB
 ) -> None:
     """Raises WorkerDied when the workers are not ready in time."""
     try:

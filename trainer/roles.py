@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from rollout.errors import NightshiftError
-from trainer.config import WorkersConfig
+from trainer.config import Role, WorkersConfig
 from trainer.errors import WorkerDied
 from trainer.placement import Place
 from trainer.worker import actor_class
@@ -24,14 +24,14 @@ from trainer.worker_log import WorkerLog
 class RoleGroup:
     """The actors of one role, rank by rank."""
 
-    def __init__(self, role: str, actors: Sequence[Any], place: Place) -> None:
+    def __init__(self, role: Role, actors: Sequence[Any], place: Place) -> None:
         self.role = role
         self._actors = list(actors)
         self._place = place
         self._logs: list[WorkerLog] = []
 
     @classmethod
-    def create(cls, role: str, workers: WorkersConfig, place: Place) -> "RoleGroup":
+    def create(cls, role: Role, workers: WorkersConfig, place: Place) -> "RoleGroup":
         """Start the processes of every rank."""
         place.enter()
         actors = [

@@ -23,6 +23,9 @@ class _Rank:
 
 
 class _Board:
+    async def pinned(self, _fleet: str) -> None:
+        return None
+
     async def replicas(self, _fleet: str) -> list[Any]:
         return [SimpleNamespace(replica="r1", host="there", state=ReplicaState.HEALTHY)]
 
