@@ -24,7 +24,7 @@ test: setup ## every tier: unit; integration and faults with one fleet; end to e
 
 # Neither half keeps two cores busy: one waits for engines, the other for workers that start.
 TRAINER_TESTS := $(wildcard $(addprefix tests/integration/test_,trainer_*.py replay.py record.py exact_resume.py critic.py lora.py \
-	packed_policy.py reward_model.py role_groups.py zero_stages.py) $(addprefix tests/faults/test_,replay_killed.py worker_killed.py worker_lost.py))
+	packed_policy.py reward_model.py role_groups.py zero_stages.py) $(addprefix tests/faults/test_,replay_killed.py worker_killed.py))
 
 test-fleet: # the queue, the gateway and what else shares one fleet
 	@$(PY) -m pytest tests/integration tests/faults $(addprefix --ignore=,$(TRAINER_TESTS)) --durations 10 $(PYTEST_ARGS)
