@@ -327,7 +327,7 @@ class TrainingLoop:
     async def _evaluate_if_due(self) -> None:
         """Overlaps with training, by a replica held at this version; skipped while the one before is unfinished."""
         every, step = self._config.evaluation.every, self.progress.step
-        idle = self._evaluation is None or self._evaluation.done()
+        idle = (self._evaluation is None or self._evaluation.done()) and not self._stopping.is_set()
         if every and step % every == 0 and step < self._config.steps and self._parts.eval_prompts and idle:
             await self._pushed()  # a replica can be held at a version that it has
             pin = await self._parts.holder.hold(self.progress.version)
