@@ -165,7 +165,7 @@ class Replica:
             started_at=self._started_at,
             sent_at=time.time(),
             detail=self._swap.broken or self.reconciler.detail,
-            pinned=self.reconciler.pinned,
+            pinned=None if self._engine.dead else self.reconciler.pinned,
         )
 
     def _capacity(self) -> int:

@@ -238,8 +238,8 @@ class TrainOptions(Settings):
     max_skipped_steps: int = Field(default=3, ge=1)
     """So many steps in a row with a non-finite loss or gradient stop the run."""
     max_restarts: int = Field(default=3, ge=0, le=1000)
-    """Workers that died in a row, with no checkpoint between, after which the trainer ends with an error; until then it
-    starts all workers again from the newest checkpoint."""
+    """When a worker dies, all are started again from the newest checkpoint: so many times in a row, with no checkpoint
+    between them; the next loss ends the trainer with an error."""
     max_dead_batches: int = Field(default=4, ge=1)
     """So many batches' worth of groups that end dead, and none between them that can be trained, stop the run."""
     stall_s: float = Field(default=120.0, gt=0)

@@ -12,7 +12,7 @@ from torch import Tensor
 from trainer.batch import FloatArray, MicroBatch
 from trainer.config import CriticConfig, WorkersConfig
 from trainer.engine import StepResult, TrainedModel
-from trainer.export import ExportResult, export_model
+from trainer.export import ExportResult, export_model, model_tensors
 from trainer.loss import value_loss
 from trainer.models import read_companions
 from trainer.objective import Sums
@@ -64,9 +64,11 @@ class CriticCore:
 
     def export(self, directory: Path, *, bucket_bytes: int) -> ExportResult:
         """Rank 0 writes a directory that loads with `AutoModelForSequenceClassification`, synced."""
-        return export_model(
-            self._model.classifier, self._companions, directory, rank=self._rank, bucket_bytes=bucket_bytes
-        )
+        classifier = self._model.classifier
+        tensors = model_tensors(classifier, keep=self._rank == 0)
+        if self._rank != 0:
+            return ExportResult((), ())
+        return export_model(classifier, tensors, self._companions, directory, bucket_bytes=bucket_bytes)
 
     def save_state(self, directory: Path) -> None:
         """Write optimizer state by parameter name (rank 0; of any ZeRO stage and world size) and this rank's RNG."""

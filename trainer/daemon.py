@@ -25,7 +25,7 @@ from rollout.replay_queue import ReplayQueue
 from trainer.artefact import write_text
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
-from trainer.errors import WorkerLost
+from trainer.errors import WorkerDied, WorkerLost
 from trainer.feeder import Feeder
 from trainer.ray_session import joined_ray
 from trainer.replay import ReplayFeed, canary_prompts, claim_source, open_recording
@@ -75,17 +75,24 @@ async def _session(config: TrainConfig) -> int:
 async def _restarting(
     attempt: Callable[[], Awaitable[None]], config: TrainConfig, checkpoints: CheckpointStore, signals: Signals
 ) -> None:
-    """Attempt after attempt, each from the newest checkpoint, while workers die and the run still gets on."""
+    """Attempt after attempt, each from the newest checkpoint, while workers die and the run still gets on.
+
+    Raises WorkerDied at once where workers do not even start for the first attempt.
+    """
     restarts = Restarts(config.max_restarts)
     while True:
         try:
             return await attempt()
-        except WorkerLost as error:
+        except WorkerDied as error:
+            if signals.asked:  # everything that matters is in the checkpoint and the journal
+                log.warning("a worker died while the trainer was to stop", reason=str(error))
+                return None
+            began = isinstance(error, WorkerLost) or restarts.in_a_row > 0
             step = await asyncio.to_thread(checkpoints.newest_step)
-            if signals.asked or not restarts.allow(step):
+            if not began or not restarts.allow(step):
                 raise
             log.warning(
-                "a worker died: starting all workers again from the newest checkpoint",
+                "a worker died or failed: starting all workers again from the newest checkpoint",
                 reason=str(error),
                 checkpoint_step=step,
                 in_a_row=restarts.in_a_row,

@@ -22,23 +22,21 @@ class ExportResult:
 
 
 def export_model(
-    model: Any, companions: Mapping[str, bytes], directory: Path, *, rank: int, bucket_bytes: int
-) -> ExportResult:
-    """Rank 0 writes companions (`models.read_companions`), config and weights into an existing directory, synced.
-
-    Every rank has to call it: its part of the weights may be asked for.
-    """
-    tensors = _tensors(model, keep=rank == 0)
-    if rank != 0:
-        return ExportResult((), ())
+    model: Any, tensors: Mapping[str, torch.Tensor], companions: Mapping[str, bytes], directory: Path, *,
+    bucket_bytes: int,
+) -> ExportResult:  # fmt: skip
+    """Write companions (`models.read_companions`), config and `model_tensors` into an existing directory, synced."""
     for name, content in companions.items():
         (directory / name).write_bytes(content)
     write_text(directory / "config.json", model.config.to_json_string(use_diff=True))
     return ExportResult(*write_weights(directory, tensors, bucket_bytes=bucket_bytes))
 
 
-def _tensors(model: torch.nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
-    """Every distinct weight once (a tied output layer is its embedding), copied to the CPU, an adapter added."""
+def model_tensors(model: torch.nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
+    """Every distinct weight once (a tied output layer is its embedding), copied to the CPU, an adapter added.
+
+    Every rank has to call it, since its part may be asked for; those with `keep` off get nothing.
+    """
     parameters = dict(model.named_parameters())
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     buffers = {name: tensor for name, tensor in model.state_dict().items() if name not in every}

@@ -15,10 +15,13 @@ from rollout.errors import NightshiftError
 
 log = structlog.get_logger(__name__)
 
+_FOLLOWING = frozenset({ReplicaState.HEALTHY, ReplicaState.STALE})
 _ANSWER_S = 3.0
 """A replica looks at the board many times a second."""
 _POLL_S = 0.05
 _WATCH_S = 1.0
+_SPREAD_S = 0.2
+"""For the other replicas to see the pin too, several of their looks at the board."""
 
 
 class Holder:
@@ -42,6 +45,7 @@ class Holder:
         give_up = time.monotonic() + _ANSWER_S
         while time.monotonic() < give_up:
             if await self._held(pin):
+                await asyncio.sleep(_SPREAD_S)
                 return pin
             await asyncio.sleep(_POLL_S)
         log.warning("the replica did not stay at the version: this evaluation is of a range", replica=pin.replica)
@@ -51,6 +55,15 @@ class Holder:
     async def let_go(self) -> None:
         """Of the replica that this run holds, if any; also of one that a killed session held."""
         await self._board.unpin(self._fleet, self._run, self._token)
+
+    async def rejoined(self, version: int, *, patience_s: float) -> None:
+        """Until every replica that can has caught up with `version`, one that was held included, or time is up."""
+        give_up = time.monotonic() + patience_s
+        while time.monotonic() < give_up:
+            beats = [beat for beat in await self._board.replicas(self._fleet) if beat.state in _FOLLOWING]
+            if all(beat.pinned is None and beat.version >= version for beat in beats):
+                return
+            await asyncio.sleep(_POLL_S)
 
     @asynccontextmanager
     async def holding(self, pin: Pin | None) -> AsyncIterator[None]:
@@ -78,7 +91,10 @@ class Holder:
 
     async def _held(self, pin: Pin) -> bool:
         beats = await self._board.replicas(self._fleet)
-        return any(beat.replica == pin.replica and beat.pinned == pin.version for beat in beats)
+        return any(
+            (beat.replica, beat.pinned, beat.state) == (pin.replica, pin.version, ReplicaState.HEALTHY)
+            for beat in beats
+        )
 
 
 def spared(beats: Sequence[Heartbeat], version: int) -> Heartbeat | None:

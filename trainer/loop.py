@@ -368,6 +368,7 @@ class TrainingLoop:
         await self._pushed()
         if self._evaluation is not None and not self._stopping.is_set():
             await self._evaluation
+            await self._parts.holder.rejoined(self.progress.version, patience_s=self._config.push.deadline_s)
         if self.progress.step != self.progress.checkpointed_step:
             await self._checkpoint()
         complete = self.progress.step >= self._config.steps and not self._stopping.is_set()

@@ -78,6 +78,11 @@ def adapter_tensors(model: Any) -> dict[str, Tensor]:
     }
 
 
+def whole_adapter(model: Any, *, keep: bool) -> dict[str, Tensor]:
+    """The same, copied to the CPU. Every rank has to call it; those with `keep` off get nothing."""
+    return whole_tensors(adapter_tensors(model), keep=keep)
+
+
 def load_adapter(model: Any, directory: Path) -> None:
     """Read what `write_adapter` wrote into the adapter that the model has.
 
@@ -101,15 +106,12 @@ def load_adapter(model: Any, directory: Path) -> None:
 
 
 def write_adapter(
-    model: Any, companions: Mapping[str, bytes], directory: Path, *, rank: int
+    model: Any, tensors: Mapping[str, Tensor], companions: Mapping[str, bytes], directory: Path
 ) -> tuple[tuple[TensorSpec, ...], tuple[Bucket, ...]]:
-    """Rank 0 writes the adapter as a PEFT directory, synced, with the companions; what a manifest says of it.
+    """Write the adapter (`whole_adapter`) as a PEFT directory, synced, with the companions.
 
-    Every rank has to call it: its part of the adapter may be asked for.
+    Returns what a manifest says of it.
     """
-    tensors = whole_tensors(adapter_tensors(model), keep=rank == 0)
-    if rank != 0:
-        return (), ()
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in companions.items():
         (directory / name).write_bytes(content)

@@ -12,7 +12,7 @@ from trainer.config import WorkersConfig
 from trainer.errors import WorkerDied
 
 _LEAST = {"CPU": 0.001}
-"""A bundle may not be empty."""
+"""Ray takes no bundle of nothing."""
 
 
 def bundle_of(groups: Sequence[WorkersConfig]) -> dict[str, float]:
@@ -31,6 +31,7 @@ class Place:
         self._placement = placement
         self._groups = groups
         self._inside = 0
+        self.freed = False
 
     @classmethod
     async def reserve(cls, role: str, groups: Sequence[WorkersConfig], *, knob: str) -> "Place":
@@ -43,11 +44,10 @@ class Place:
         placement = placement_group([bundle] * workers.world_size, strategy="PACK")
         try:
             await asyncio.wait_for(placement.ready(), workers.start_timeout_s)
-        except asyncio.CancelledError:
+        except BaseException as error:
             remove_placement_group(placement)
-            raise
-        except TimeoutError:
-            remove_placement_group(placement)
+            if not isinstance(error, TimeoutError):
+                raise
             raise WorkerDied(
                 f"{role}: the Ray cluster has no room for {knob}.world_size={workers.world_size} x {bundle}"
                 f" after {knob}.start_timeout_s={workers.start_timeout_s} s; it offers {ray.available_resources()}"
@@ -70,4 +70,5 @@ class Place:
         """The group has ended."""
         self._inside -= 1
         if self._inside == 0:
+            self.freed = True
             remove_placement_group(self._placement)

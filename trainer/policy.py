@@ -16,9 +16,9 @@ from trainer.algorithm import AlgorithmConfig
 from trainer.batch import FloatArray, MicroBatch
 from trainer.config import OptimizerConfig, WorkersConfig
 from trainer.engine import OPTIMIZER_FILE, StepResult, TrainedModel, join_group
-from trainer.export import ExportResult, export_model
+from trainer.export import ExportResult, export_model, model_tensors
 from trainer.forward import sequence_logprobs, window_logprobs
-from trainer.lora import adapter_off, add_adapter, load_adapter, write_adapter
+from trainer.lora import adapter_off, add_adapter, load_adapter, whole_adapter, write_adapter
 from trainer.lora_config import LoraConfig
 from trainer.models import load_policy, read_companions
 from trainer.objective import Sums, forward_loss
@@ -113,15 +113,23 @@ class PolicyCore:
         lora = self._spec.lora
         if lora is not None and lora.publish == "adapter":
             return self.save_policy(directory, bucket_bytes=bucket_bytes)
+        # What needs every rank before anything is written, which may take long, or fail.
+        adapter = whole_adapter(self._model, keep=self.rank == 0) if lora is not None else {}
+        tensors = model_tensors(self._model, keep=self.rank == 0)
+        if self.rank != 0:
+            return ExportResult((), ())
         if lora is not None:
-            write_adapter(self._model, {}, directory / "adapter", rank=self.rank)
-        return export_model(self._model, self._companions, directory, rank=self.rank, bucket_bytes=bucket_bytes)
+            write_adapter(self._model, adapter, {}, directory / "adapter")
+        return export_model(self._model, tensors, self._companions, directory, bucket_bytes=bucket_bytes)
 
     def save_policy(self, directory: Path, *, bucket_bytes: int) -> ExportResult:
         """Rank 0 writes what a checkpoint needs of the policy into an existing directory: all of it, or the adapter."""
         if self._spec.lora is None:
             return self.export(directory, bucket_bytes=bucket_bytes)
-        return ExportResult(*write_adapter(self._model, self._companions, directory, rank=self.rank))
+        adapter = whole_adapter(self._model, keep=self.rank == 0)
+        if self.rank != 0:
+            return ExportResult((), ())
+        return ExportResult(*write_adapter(self._model, adapter, self._companions, directory))
 
     def save_state(self, directory: Path) -> None:
         """Write optimizer state by parameter name (rank 0; of any ZeRO stage and world size) and this rank's RNG."""

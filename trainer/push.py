@@ -68,6 +68,12 @@ def unreachable(push_host: str, own_host: str, replica_hosts: Set[str]) -> str |
     return f"push.host={push_host} is this machine alone, and replicas live on {', '.join(others)}; give its address"
 
 
+def _cause(failure: NightshiftError) -> str:
+    """In one line: the last of a worker's traceback, or that the worker died, without the end of its log."""
+    lines = str(failure).strip().splitlines()
+    return lines[0] if " died: " in lines[0] else lines[-1]
+
+
 def _loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
@@ -105,7 +111,8 @@ class Pusher:
     async def invite(self, manifest: WeightManifest, directory: Path) -> Invited:
         """Open an epoch for the version, where a collective can reach the live replicas."""
         pin = await self._board.pinned(self._fleet)
-        held = pin.replica if pin is not None else None
+        ours = pin is not None and (pin.run, pin.fencing_token) == (self._run, self._token)
+        held = pin.replica if ours and pin is not None else None
         beats = await self._board.replicas(self._fleet)
         able = [beat for beat in beats if beat.state in _ABLE and beat.replica != held]
         live = tuple(beat.replica for beat in able)
@@ -118,7 +125,7 @@ class Pusher:
             if self._port is None:
                 self._port = int(await self._policy.call_rank(0, "open_push_store", self._config.host))
         except NightshiftError as failure:
-            error = f"push.host={self._config.host}: {str(failure).strip().splitlines()[-1]}"
+            error = f"push.host={self._config.host}: {_cause(failure)}"
             log.warning("no collective, replicas take the artefact", version=manifest.version, error=error)
             return Invited(live, error=error)
         invitation = Invitation(

@@ -57,9 +57,9 @@ class RayGroups:
 
     async def _create(self, role: Role, workers: WorkersConfig) -> RoleGroup:
         together = self._colocation.get(role, (role,))
-        if together not in self._places:
+        if together not in self._places or self._places[together].freed:
             groups = [self._workers[other] for other in together] if len(together) > 1 else [workers]
-            self._places[together] = await Place.reserve(" + ".join(together), groups, knob=self._knob(role))
+            self._places[together] = await Place.reserve(" + ".join(together), groups, knob=self._knob(together[0]))
         return RoleGroup.create(role, workers, self._places[together])
 
     async def _started(

@@ -33,13 +33,13 @@ class RoleGroup:
     @classmethod
     def create(cls, role: Role, workers: WorkersConfig, place: Place) -> "RoleGroup":
         """Start the processes of every rank."""
-        place.enter()
         actors = [
             actor_class(role)
             .options(name=None, runtime_env={"env_vars": _environment(workers)}, **place.options(rank, workers))
             .remote(rank, workers.world_size, workers.threads)
             for rank in range(workers.world_size)
         ]
+        place.enter()
         return cls(role, actors, place)
 
     async def find_logs(self) -> None:
@@ -73,7 +73,7 @@ class RoleGroup:
             if isinstance(error, RayActorError):
                 raise WorkerDied(
                     f"{self.role} worker {rank} of {self.world_size} died: {_first_line(error)}"
-                    + "".join(log.end() for log in self._logs[rank : rank + 1])
+                    + (self._logs[rank].end() if self._logs else "")
                 ) from error
         for rank, error in errors:
             if isinstance(error, RayTaskError):

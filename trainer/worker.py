@@ -124,9 +124,12 @@ class PolicyWorker(TrainedWorker):
     def export(
         self, directory: str, bucket_bytes: int, canary: Sequence[tuple[int, ...]]
     ) -> tuple[ExportResult, list[list[float]]]:
-        """Weights into a directory (rank 0; the others nothing), and the canary's logprobs under the same weights."""
-        result = self._core.export(Path(directory), bucket_bytes=bucket_bytes)
-        return result, self._core.canary_logprobs(canary)
+        """Weights into a directory (rank 0; the others nothing), and the canary's logprobs under the same weights.
+
+        The logprobs first: under ZeRO 3 they need every rank, and none is to wait for rank 0's disk.
+        """
+        logprobs = self._core.canary_logprobs(canary)
+        return self._core.export(Path(directory), bucket_bytes=bucket_bytes), logprobs
 
     @ray.method(concurrency_group="push")  # type: ignore[untyped-decorator]
     def open_push_store(self, host: str) -> int:

@@ -23,10 +23,10 @@ class WorkerLog:
         """For an error message: the last lines where the file can be read from here, or else where it is."""
         if not self.path:
             return ""
-        file = Path(self.path)
-        if not file.is_file():
+        try:
+            lines = tail(Path(self.path))
+        except OSError:  # on another machine, or another user's
             return f"; its log is {self.path} on {self.node}"
-        lines = tail(file)
         return f"; the end of its log {self.path}:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
 
 

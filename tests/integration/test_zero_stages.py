@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+import torch
+from safetensors.torch import load_file
 
 from tests.tiny_models import build_policy
 from trainer.algorithm import AlgorithmConfig
@@ -83,3 +85,71 @@ async def test_two_ranks_of_every_stage_have_the_losses_of_one_rank_alone(
         group.close()
     assert losses == pytest.approx(alone, abs=TOLERANCE)
     assert max(alone) - min(alone) > 100 * TOLERANCE
+
+
+OFFLOADED = [(1, "float32"), (2, "float32"), (3, "float32"), (1, "bfloat16"), (3, "bfloat16")]
+
+
+def state(core: PolicyCore, directory: Path) -> dict[str, torch.Tensor]:
+    directory.mkdir()
+    core.save_state(directory)
+    core.export(directory, bucket_bytes=1 << 28)
+    files = [file for file in directory.glob("*.safetensors") if not file.name.startswith("rng")]
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+@pytest.mark.parametrize(("stage", "dtype"), OFFLOADED)
+def test_an_offloaded_optimizer_is_saved_restored_and_undone_like_any_other(
+    model_dir: Path, tmp_path: Path, stage: int, dtype: str
+) -> None:
+    workers = {"zero_stage": stage, "dtype": dtype, "offload_optimizer": True}
+    core = PolicyCore(spec(model_dir, **workers))
+    assert core.update(shares(0, 1)[0], lr=1e-3).applied
+    before = state(core, tmp_path / "before")
+    poisoned = shares(1, 1)[0]
+    poisoned[-1].advantages_BW[0] = np.inf
+    assert not core.update(poisoned, lr=1e-3).applied
+    assert core.update(shares(1, 1)[0], lr=1e-3, hold=True).applied
+    core.release(undo=True)
+    after = state(core, tmp_path / "after")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    restored = PolicyCore(spec(tmp_path / "before", **workers))
+    restored.load_state(tmp_path / "before")
+    assert core.update(shares(1, 1)[0], lr=1e-3).applied
+    assert restored.update(shares(1, 1)[0], lr=1e-3).applied
+    assert restored.canary_logprobs([(5, 6, 7)]) == core.canary_logprobs([(5, 6, 7)])
+
+
+async def test_a_checkpoint_of_two_ranks_in_stage_3_continues_on_one_rank_that_shards_nothing_and_back(
+    cluster: None, model_dir: Path, tmp_path: Path
+) -> None:
+    for name in ("sharded", "alone"):
+        (tmp_path / name).mkdir()
+    core = PolicyCore(spec(model_dir))
+    assert core.update(shares(0, 1)[0], lr=1e-3).applied
+    core.save_state(tmp_path / "alone")
+    core.export(tmp_path / "alone", bucket_bytes=1 << 28)
+    found = await continued(tmp_path / "alone", shares(1, 2), tmp_path / "sharded")
+    assert core.update(shares(1, 1)[0], lr=1e-3).applied
+    assert found == pytest.approx(core.canary_logprobs([(5, 6, 7)])[0], abs=TOLERANCE)
+    back = PolicyCore(spec(tmp_path / "sharded"))
+    back.load_state(tmp_path / "sharded")
+    assert back.canary_logprobs([(5, 6, 7)])[0] == pytest.approx(found, abs=1e-5)
+    for one in (core, back):
+        assert one.update(shares(2, 1)[0], lr=1e-3).applied
+    assert back.canary_logprobs([(5, 6, 7)])[0] == pytest.approx(core.canary_logprobs([(5, 6, 7)])[0], abs=TOLERANCE)
+
+
+async def continued(source: Path, share: list[list[MicroBatch]], target: Path) -> list[float]:
+    """Canary logprobs after one update by two ranks in stage 3 that go on from `source`, which is saved again."""
+    sharded = spec(source, world_size=2, zero_stage=3)
+    group = await RayGroups().start_policy(sharded.workers, sharded)
+    try:
+        await group.call("load_state", str(source))
+        await group.dispatch("update", share, 1e-3)
+        (_, logprobs), _ = await group.call("export", str(target), 1 << 28, [(5, 6, 7)])
+        await group.call("save_state", str(target))
+    finally:
+        group.close()
+    values: list[float] = logprobs[0]
+    return values

@@ -126,3 +126,24 @@ def test_without_a_pin_only_training_is_bound_to_the_run_whose_weights_are_in_us
 
     assert purposes("run", "run") == purposes("run", None) == ALL
     assert purposes("other", "run") == [Purpose.EVAL, Purpose.COLLECT]
+
+
+async def test_an_unhealthy_replica_is_held_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holder_module, "_ANSWER_S", 0.05)
+    board, pin = LocalBoard(), Pin("run", "a", 3, 1)
+    await board.heartbeat("fleet", replace(a_beat("a", state=ReplicaState.SUSPECT), pinned=3), ttl_s=5)
+    assert not await a_holder(board)._held(pin)
+
+
+async def test_the_replica_that_was_held_is_waited_for() -> None:
+    board = LocalBoard()
+    await board.heartbeat("fleet", replace(a_beat("a"), pinned=3), ttl_s=5)
+    waiting = asyncio.create_task(a_holder(board).rejoined(5, patience_s=20))
+    await asyncio.sleep(0.1)
+    await board.heartbeat("fleet", a_beat("a", 4), ttl_s=5)
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await board.heartbeat("fleet", a_beat("a", 5), ttl_s=5)
+    await asyncio.wait_for(waiting, 20)
+    await board.heartbeat("fleet", a_beat("b", 4), ttl_s=5)
+    await asyncio.wait_for(a_holder(board).rejoined(5, patience_s=0.05), 20)

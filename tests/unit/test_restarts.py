@@ -1,10 +1,14 @@
 """How often workers are started again, and what is shown of one that died."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig, WorkersConfig
+from trainer.daemon import _restarting
+from trainer.errors import WorkerDied, WorkerLost
 from trainer.placement import bundle_of
 from trainer.restarts import Restarts
 from trainer.worker_log import WorkerLog, tail
@@ -88,3 +92,39 @@ def test_a_colocation_of_a_group_that_is_not_started_is_refused() -> None:
         ValueError, match=r"colocations.frozen=\[reference, reward\]: this .* starts no reference group"
     ):
         TrainConfig.model_validate({**BASE, "colocations": {"frozen": ["reference", "reward"]}})
+
+
+class Attempts:
+    """Raises its errors one after the other, then ends."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+
+    async def __call__(self) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+
+
+async def restarted(tmp_path: Path, attempts: Attempts, *, asked: bool = False, most: int = 2) -> None:
+    config = TrainConfig.model_validate({**BASE, "max_restarts": most})
+    signals = SimpleNamespace(asked=asked)
+    await _restarting(attempts, config, CheckpointStore(tmp_path, keep=1), signals)  # type: ignore[arg-type]
+
+
+async def test_workers_that_do_not_start_again_count_like_those_that_are_lost(tmp_path: Path) -> None:
+    attempts = Attempts(WorkerLost("one"), WorkerDied("two"))
+    await restarted(tmp_path, attempts)
+    assert attempts.errors == []
+    with pytest.raises(WorkerDied, match="three"):
+        await restarted(tmp_path, Attempts(WorkerLost("one"), WorkerDied("two"), WorkerDied("three")))
+
+
+async def test_workers_that_never_started_are_an_error_at_once(tmp_path: Path) -> None:
+    with pytest.raises(WorkerDied, match="no room"):
+        await restarted(tmp_path, Attempts(WorkerDied("no room")))
+
+
+async def test_a_worker_that_dies_while_the_trainer_is_to_stop_is_a_stop(tmp_path: Path) -> None:
+    attempts = Attempts(WorkerLost("one"), WorkerLost("two"))
+    await restarted(tmp_path, attempts, asked=True)
+    assert len(attempts.errors) == 1
