@@ -31,7 +31,7 @@ def token_logprobs(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 def token_entropy(logits_BTV: Tensor) -> Tensor:
     """Entropy of softmax(logits) in nats. logits_BTV: [B, T, V]; returns float32 [B, T]."""
     rows = max(1, _ENTROPY_ELEMENTS.get(logits_BTV.device.type, 1 << 27) // logits_BTV.shape[-1])
-    parts = [_entropy(part_NV) for part_NV in logits_BTV.flatten(0, -2).split(rows)]
+    parts = [_entropy(part_NV) for part_NV in torch.split(logits_BTV.flatten(0, -2), rows)]
     return torch.cat(parts).view(logits_BTV.shape[:-1])
 
 

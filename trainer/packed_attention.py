@@ -89,8 +89,10 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, rows: PackedRows, scaling: float | N
     from torch.nn.attention.varlen import varlen_attn
 
     shared = q.shape[1] // k.shape[1]
-    takes_gqa = "enable_gqa" in signature(varlen_attn).parameters
-    if not takes_gqa:  # torch 2.11
+    options: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
+    if "enable_gqa" in signature(varlen_attn).parameters:
+        options["enable_gqa"] = shared > 1
+    else:  # torch 2.11
         k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
     out = varlen_attn(
         q.contiguous(),
@@ -100,9 +102,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, rows: PackedRows, scaling: float | N
         rows.ends,
         rows.longest,
         rows.longest,
-        scale=scaling,
-        window_size=(-1, 0),
-        **({"enable_gqa": shared > 1} if takes_gqa else {}),
+        **options,
     )
     return cast(Tensor, out)  # a pair only where more was asked for
 
