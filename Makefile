@@ -6,7 +6,7 @@ export PYTHONWARNINGS ?= ignore
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-fleet test-trainer e2e-demo e2e-train unit check check-types check-units-1 check-units-2 bench-loop lock clean
+.PHONY: help setup demo test test-fleet test-trainer e2e-demo e2e-train unit check check-types check-units-1 check-units-2 bench-loop bench-trainer gpu-check lock clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,6 +51,16 @@ check-units-1 check-units-2: # half of them each, by their first letters
 
 bench-loop: setup ## every ratio of the loop into runs/bench/loop.json and loop.png
 	@$(PY) tests/bench/bench_loop.py $(BENCH_ARGS)
+
+bench-trainer: setup ## a step of the trainer beside a bare DeepSpeed loop into runs/bench/trainer.json and trainer.png
+	@$(PY) tests/bench/bench_trainer.py $(BENCH_ARGS)
+
+# Without `setup`, whose environment has vLLM and Ray: any Python with torch for CUDA and DeepSpeed will do.
+GPU_PYTHON ?= $(if $(wildcard $(PY)),$(PY),python3)
+
+gpu-check: ## the same on CUDA with a 1.5 B bfloat16 policy, and packing against padding; GPU_PYTHON=/path/to/python
+	@PYTHONPATH=$(CURDIR) $(GPU_PYTHON) tests/bench/bench_trainer.py --device cuda --dtype bfloat16 --size 1.5b --groups 24 \
+		--micro-batch-tokens 8192 --check-packing $(BENCH_ARGS)
 
 lock: setup ## resolve pyproject.toml into requirements/ again; LOCK_ARGS="--upgrade"
 	@deploy/lock.sh $(LOCK_ARGS)

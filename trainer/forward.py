@@ -15,15 +15,13 @@ from trainer.packing import PackedBatch, pack
 def window_logits(model: Callable[..., Any], batch: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor]:
     """Logits [B, W, V] divided by each row's temperature, and the token ids [B, W] they predict."""
     ids_BL = torch.tensor(batch.input_ids_BL, device=device)
-    length = ids_BL.shape[1]
     logits = model(
         input_ids=ids_BL,
         attention_mask=torch.tensor(batch.attention_mask_BL, device=device),
         use_cache=False,
-        logits_to_keep=length - batch.start,
-    ).logits[:, :-1]
-    temperatures = torch.tensor(batch.temperatures_B, device=device)
-    return logits.float() / temperatures[:, None, None], ids_BL[:, batch.start + 1 :]
+        logits_to_keep=torch.arange(batch.start, ids_BL.shape[1] - 1, device=device),
+    ).logits
+    return _cooled(logits, batch.temperatures_B[:, None, None]), ids_BL[:, batch.start + 1 :]
 
 
 def packed_logits(model: Callable[..., Any], packed: PackedBatch) -> Tensor:
@@ -38,7 +36,13 @@ def packed_logits(model: Callable[..., Any], packed: PackedBatch) -> Tensor:
         use_cache=False,
         logits_to_keep=packed.predictors_R,
     ).logits
-    return logits.float() / packed.temperatures_R[:, None]
+    return _cooled(logits, packed.temperatures_R[:, None])
+
+
+def _cooled(logits: Tensor, temperatures: FloatArray) -> Tensor:
+    """Float32 logits over their temperatures, which are spared a pass, and another backward, where all are 1."""
+    logits = logits.float()
+    return logits if (temperatures == 1).all() else logits / torch.tensor(temperatures, device=logits.device)
 
 
 def window_logprobs(model: Callable[..., Any], batches: Sequence[MicroBatch], device: torch.device) -> list[FloatArray]:

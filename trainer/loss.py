@@ -3,12 +3,18 @@
 Losses are per token; `policy_logprobs` carries the gradient, `old_logprobs` is of the policy that the ratio is to.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from trainer.algorithm import Aggregation
 
 _MAX_GAP = 20.0
+_ENTROPY_ELEMENTS: Mapping[str, int] = MappingProxyType({"cpu": 1 << 17, "cuda": 1 << 27})
+"""Logits that the entropy is computed of at a time: what a core's cache holds, or what keeps a GPU busy."""
 
 
 def token_logprobs(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
@@ -17,17 +23,23 @@ def token_logprobs(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     logits_BTV: [B, T, V], already divided by the temperature of the sampling, so that the result compares with
     behaviour logprobs of the processed distribution; row t predicts targets_BT[:, t]. Returns float32 [B, T].
     """
-    logits_BTV = logits_BTV.float()
-    chosen_BT = logits_BTV.gather(-1, targets_BT.unsqueeze(-1)).squeeze(-1)
-    return chosen_BT - logits_BTV.logsumexp(-1)
+    # torch's own loss: its backward pass makes one tensor of the logits' size, that of logsumexp and gather several.
+    losses_N = cross_entropy(logits_BTV.float().flatten(0, -2), targets_BT.flatten(), reduction="none")
+    return -losses_N.view(targets_BT.shape)
 
 
 def token_entropy(logits_BTV: Tensor) -> Tensor:
     """Entropy of softmax(logits) in nats. logits_BTV: [B, T, V]; returns float32 [B, T]."""
-    logprobs_BTV = logits_BTV.float().log_softmax(-1)
+    rows = max(1, _ENTROPY_ELEMENTS.get(logits_BTV.device.type, 1 << 27) // logits_BTV.shape[-1])
+    parts = [_entropy(part_NV) for part_NV in torch.split(logits_BTV.flatten(0, -2), rows)]
+    return torch.cat(parts).view(logits_BTV.shape[:-1])
+
+
+def _entropy(logits_NV: Tensor) -> Tensor:
+    logprobs_NV = logits_NV.float().log_softmax(-1)
     # A logit of -inf (a padded vocabulary) has probability 0 and adds nothing; 0 * -inf would be nan.
-    finite_BTV = logprobs_BTV.clamp(min=torch.finfo(torch.float32).min)
-    return -(logprobs_BTV.exp() * finite_BTV).sum(-1)
+    finite_NV = logprobs_NV.clamp(min=torch.finfo(torch.float32).min)
+    return -(logprobs_NV.exp() * finite_NV).sum(-1)
 
 
 def ppo_clip_loss(

@@ -5,6 +5,7 @@ the attention alone and go through torch's scaled dot product attention; a mask 
 square of its length.
 """
 
+from inspect import signature
 from typing import Any, cast
 
 import torch
@@ -87,6 +88,12 @@ def packed_attention(
 def _flash(q: Tensor, k: Tensor, v: Tensor, rows: PackedRows, scaling: float | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
+    shared = q.shape[1] // k.shape[1]
+    options: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
+    if "enable_gqa" in signature(varlen_attn).parameters:
+        options["enable_gqa"] = shared > 1
+    else:  # torch 2.11
+        k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
     out = varlen_attn(
         q.contiguous(),
         k.contiguous(),
@@ -95,9 +102,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, rows: PackedRows, scaling: float | N
         rows.ends,
         rows.longest,
         rows.longest,
-        scale=scaling,
-        window_size=(-1, 0),
-        enable_gqa=q.shape[1] != k.shape[1],
+        **options,
     )
     return cast(Tensor, out)  # a pair only where more was asked for
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.batch import IntArray, MicroBatch
+from trainer.batch import FloatArray, IntArray, MicroBatch
 
 _LIKE = 0.75
 """Attention pads rows to the longest of their block; shorter ones than this share of it begin another."""
@@ -52,7 +52,7 @@ class PackedBatch:
     predictors_R: Tensor
     """Position in the sequence whose logits predict each response token."""
     targets_R: Tensor
-    temperatures_R: Tensor
+    temperatures_R: FloatArray
     places_R: Tensor
     """Of each response token in the flattened window [B, W]."""
     window: tuple[int, int]
@@ -80,7 +80,7 @@ def pack(batch: MicroBatch, device: torch.device) -> PackedBatch:
         positions_1N=tensor(columns_BL[real_BL])[None],
         predictors_R=tensor((lengths_B.cumsum() - lengths_B)[rows_R] + columns_R - 1),
         targets_R=tensor(batch.input_ids_BL[response_BL]),
-        temperatures_R=torch.tensor(batch.temperatures_B[rows_R], device=device),
+        temperatures_R=batch.temperatures_B[rows_R],
         places_R=tensor(rows_R * width + columns_R - 1 - batch.start),
         window=(len(lengths_B), width),
         rows=packed_rows(lengths_B.tolist(), device),
