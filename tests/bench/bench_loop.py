@@ -17,7 +17,6 @@ import importlib.metadata
 import json
 import multiprocessing
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -34,6 +33,7 @@ import harvest
 import queue_life
 from large_policy import large_policy
 from loop_run import BenchFleet, Loop, steady_step_s
+from machine import machine, versions
 
 from deploy.demo.policy import cached_policy
 from deploy.demo.task import MAX_NEW_TOKENS, REWARD, REWARD_PARAMS, write_splits
@@ -55,7 +55,7 @@ def main() -> None:
     prompts, _ = write_splits(out / "prompts", train_size=4096)
     path = out / "loop.json"
     figures = json.loads(path.read_text()) if path.exists() and arguments.only else {}
-    figures |= {"command": sys.argv, "machine": _machine(), "versions": _versions()}
+    figures |= {"command": sys.argv, "machine": machine(), "versions": versions(_PACKAGES)}
     for name in arguments.only or list(PARTS):
         started = time.monotonic()
         print(f"{name} ...", flush=True)
@@ -217,16 +217,6 @@ def _trl(path: Path, model: Path, prompts: Path, *, steps: int, groups: int, tok
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     figures: dict[str, Any] = json.loads(path.read_text())
     return figures
-
-
-def _machine() -> dict[str, Any]:
-    load = os.getloadavg()[0]
-    return {"cpus": os.cpu_count(), "platform": platform.platform(), "load_at_start": load}
-
-
-def _versions() -> dict[str, str]:
-    installed = {d.name.lower(): d.version for d in importlib.metadata.distributions()}
-    return {"python": platform.python_version()} | {p: installed[p] for p in _PACKAGES if p in installed}
 
 
 def _draw(figures: Mapping[str, Any], path: Path) -> None:

@@ -1,11 +1,7 @@
 """The benches' pure parts, and that what they import exists, which the long run itself should not have to find out."""
 
 import ast
-import importlib.util
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,27 +9,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "tests" / "bench"
 OURS = ("rollout", "services", "trainer", "deploy")
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Loads a bench module by name; they import one another as scripts do."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    before = set(sys.modules)
-    yield _load
-    for name in set(sys.modules) - before:
-        if getattr(sys.modules[name], "__file__", None) and Path(str(sys.modules[name].__file__)).parent == BENCH:
-            del sys.modules[name]
-
-
-def _load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _defined(source: Path) -> set[str]:
