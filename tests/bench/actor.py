@@ -1,4 +1,4 @@
-"""What an engine replica is to the trainer, without one: samples groups with the weights it was given, and scores them."""
+"""An engine replica's part without an engine: samples groups with the weights it was given, and scores them."""
 
 from collections.abc import Sequence
 

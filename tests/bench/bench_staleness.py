@@ -120,7 +120,7 @@ def _run_missing(
 
 
 def _start_process() -> None:
-    """One torch thread and one training group for all the runs of a process: DeepSpeed keeps the first that it meets."""
+    """One torch thread, and one training group for all runs of a process: DeepSpeed keeps the first that it meets."""
     import torch
     from torch.distributed import HashStore  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""One run of the staleness study: the demo's policy, task and settings, the trainer's own step, samples of an exact age.
+"""One run of the staleness study: the demo's policy, task and settings, the trainer's step, samples of an exact age.
 
     weights after step s - 1 - k --actor--> groups --trainer.step.update--> weights after step s
 

@@ -1,4 +1,4 @@
-"""A run of the staleness study in small: what the trainer is given is as old as the run says, and nothing is left to chance."""
+"""A run of the staleness study in small: samples are as old as the run says, and nothing is left to chance."""
 
 from pathlib import Path
 from typing import Any

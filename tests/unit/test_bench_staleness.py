@@ -1,4 +1,4 @@
-"""The staleness study's parts: which runs, whose weights, what they add up to, and samples that the trainer agrees with."""
+"""The staleness study's parts: which runs, whose weights, what they add up to, samples that the trainer agrees with."""
 
 from dataclasses import asdict
 from itertools import chain
@@ -97,9 +97,9 @@ def test_logprobs_are_those_of_a_forward_pass_over_the_whole_sequence(bench: Any
 
 def test_a_response_ends_with_its_first_end_token_or_at_the_limit(bench: Any) -> None:
     """Several end tokens, so that rows leave the batch at different times."""
-    _, groups = _sampled(bench, "qwen3_tied", n=64, max_tokens=8)
+    _, groups = _sampled(bench, "qwen3_tied", n=24, max_tokens=8)
     frequent = torch.tensor([t for r in chain(*groups) for t in r.token_ids_T.tolist()]).bincount().argmax().item()
-    model, groups = _sampled(bench, "qwen3_tied", n=64, max_tokens=8, end_id=frequent)
+    model, groups = _sampled(bench, "qwen3_tied", n=24, max_tokens=8, end_id=frequent)
     responses = list(chain(*groups))
     for response in responses:
         assert frequent not in response.token_ids_T[:-1].tolist()
