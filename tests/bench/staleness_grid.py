@@ -24,6 +24,8 @@ class Setting:
     seed: int
     lr: float
     steps: int
+    groups: int
+    """A step."""
     policy: str
     """Name of the directory it starts from, which holds the digest of how it was made."""
 
@@ -46,11 +48,18 @@ class Cell:
 
 
 def grid(
-    corrections: Sequence[Correction], stalenesses: Sequence[int], seeds: int, *, lr: float, steps: int, policy: str
+    corrections: Sequence[Correction],
+    stalenesses: Sequence[int],
+    seeds: int,
+    *,
+    lr: float,
+    steps: int,
+    groups: int,
+    policy: str,
 ) -> list[Setting]:
     """Every run, one seed after the other: a study that was cut short still covers all corrections."""
     return [
-        Setting(correction, staleness, seed, lr, steps, policy)
+        Setting(correction, staleness, seed, lr, steps, groups, policy)
         for seed in range(seeds)
         for staleness in stalenesses
         for correction in corrections

@@ -53,6 +53,7 @@ def study_config(setting: Setting, model: Path, prompts: tuple[Path, Path], dire
     flags = {
         "train.algorithm.correction": setting.correction,
         "train.optimizer.lr": setting.lr,
+        "train.batch_groups": setting.groups,
         "train.seed": setting.seed,
         "train.prompts.shuffle_seed": setting.seed,
     }

@@ -19,7 +19,7 @@ def _record(setting: Any, reward: float, **more: Any) -> dict[str, Any]:
 
 
 def _grid(staleness_grid: Any) -> Any:
-    return staleness_grid.grid(("none", "tis"), (0, 8), 2, lr=3e-4, steps=40, policy="demo")
+    return staleness_grid.grid(("none", "tis"), (0, 8), 2, lr=3e-4, steps=40, groups=16, policy="demo")
 
 
 def test_every_combination_is_run_and_every_seed_covers_all(bench: Any) -> None:
@@ -31,7 +31,7 @@ def test_every_combination_is_run_and_every_seed_covers_all(bench: Any) -> None:
 def test_only_runs_without_a_record_of_the_same_settings_are_missing(bench: Any) -> None:
     staleness_grid = bench("staleness_grid")
     wanted = _grid(staleness_grid)
-    other = staleness_grid.grid(("none",), (0,), 1, lr=1e-3, steps=40, policy="demo")
+    other = staleness_grid.grid(("none",), (0,), 1, lr=1e-3, steps=40, groups=16, policy="demo")
     records = [_record(wanted[2], 0.5), _record(other[0], 0.5)]
     assert staleness_grid.missing(wanted, records) == [*wanted[:2], *wanted[3:]]
     assert staleness_grid.belonging(wanted, [*records, _record(wanted[2], 0.75)]) == [_record(wanted[2], 0.75)]
