@@ -6,10 +6,10 @@ export PYTHONWARNINGS ?= ignore
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-fleet test-trainer e2e-demo e2e-train unit check check-types check-units-1 check-units-2 bench-loop bench-trainer gpu-check lock clean
+.PHONY: help setup demo test test-fleet test-trainer e2e-demo e2e-train unit check check-types check-units-1 check-units-2 bench-loop bench-staleness bench-trainer gpu-check lock clean
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
 
 setup: ## .venv from the lock (the other targets do it by themselves)
 	@deploy/bootstrap.sh
@@ -24,7 +24,7 @@ test: setup ## every tier: unit; integration and faults with one fleet; end to e
 
 # Neither half keeps two cores busy: one waits for engines, the other for workers that start.
 TRAINER_TESTS := $(wildcard $(addprefix tests/integration/test_,trainer_*.py replay.py record.py exact_resume.py critic.py lora.py \
-	packed_policy.py reward_model.py role_groups.py zero_stages.py) $(addprefix tests/faults/test_,replay_killed.py worker_killed.py))
+	packed_policy.py reward_model.py role_groups.py zero_stages.py bench_staleness.py) $(addprefix tests/faults/test_,replay_killed.py worker_killed.py))
 
 test-fleet: # the queue, the gateway and what else shares one fleet
 	@$(PY) -m pytest tests/integration tests/faults $(addprefix --ignore=,$(TRAINER_TESTS)) --durations 10 $(PYTEST_ARGS)
@@ -51,6 +51,9 @@ check-units-1 check-units-2: # half of them each, by their first letters
 
 bench-loop: setup ## every ratio of the loop into runs/bench/loop.json and loop.png
 	@$(PY) tests/bench/bench_loop.py $(BENCH_ARGS)
+
+bench-staleness: setup ## reward against staleness and correction into runs/bench/staleness.json and .png; goes on where it was
+	@$(PY) tests/bench/bench_staleness.py $(BENCH_ARGS)
 
 bench-trainer: setup ## a step of the trainer beside a bare DeepSpeed loop into runs/bench/trainer.json and trainer.png
 	@$(PY) tests/bench/bench_trainer.py $(BENCH_ARGS)

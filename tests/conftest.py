@@ -1,9 +1,13 @@
 """Fixtures of every tier: one Redis and ONE fleet for the whole session, both real."""
 
+import importlib.util
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -11,10 +15,7 @@ from deploy.embedded_redis import EmbeddedRedis
 from rollout.errors import StoreUnavailable
 from tests.running_fleet import RunningFleet, run_fleet
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # So shells start what they put into the background, and what is started here would inherit it and know no Ctrl-C.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
+BENCH = Path(__file__).parent / "bench"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So shells start what they put into the background, and what is started here would inherit it and know no Ctrl-C.
@@ -53,3 +54,24 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
     directory: Path = tmp_path_factory.mktemp("fleet")
     with run_fleet(directory) as running:
         yield running
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Loads a bench module by name; they import one another as scripts do."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    before = set(sys.modules)
+    yield _load
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", None) and Path(str(sys.modules[name].__file__)).parent == BENCH:
+            del sys.modules[name]
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
