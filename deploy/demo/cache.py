@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cached(directory: Path, build: Callable[[Path], object], *, marker: str) -> Path:
-    """`directory`, built by `build(staging directory)` unless its file `marker` is there. Raises what `build` raises."""
+    """`directory`, built by `build(staging directory)` unless its file `marker` is there. Raises what it does."""
     if (directory / marker).exists():
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)

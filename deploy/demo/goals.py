@@ -41,9 +41,7 @@ PLAIN = Learning(FULL_STEPS, FULL_WALL_S, STEPS, most_before=0.50, least_after=0
 
 def of_recipe(options: DemoOptions, steps: int) -> Learning:
     """Judged by how far the reward rises; `steps` are those that the recipe asks for."""
-    return Learning(
-        steps, options.wall_s, steps, sampled_rise=options.sampled_rise, greedy_rise=options.greedy_rise
-    )
+    return Learning(steps, options.wall_s, steps, sampled_rise=options.sampled_rise, greedy_rise=options.greedy_rise)
 
 
 @dataclass(frozen=True, slots=True)

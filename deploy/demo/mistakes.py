@@ -4,6 +4,9 @@ import random
 from collections.abc import Callable
 
 
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
 def swapped(text: str, rng: random.Random) -> str:
     """Two neighbouring letters exchanged; the same text where they are equal. Needs two letters."""
     i = rng.randrange(len(text) - 1)
@@ -23,9 +26,14 @@ def mistaken(answer: str, rng: random.Random) -> str:
     return wrong
 
 
+def garbled(answer: str, rng: random.Random) -> str:
+    """Of the same length, about half of the letters replaced by others, drawn at random."""
+    return "".join(rng.choice(_LETTERS) if rng.random() < 0.5 else letter for letter in answer)
+
+
 def _replaced(text: str, rng: random.Random) -> str:
     i = rng.randrange(len(text))
-    return text[:i] + rng.choice("abcdefghijklmnopqrstuvwxyz") + text[i + 1 :]
+    return text[:i] + rng.choice(_LETTERS) + text[i + 1 :]
 
 
 def _dropped(text: str, rng: random.Random) -> str:

@@ -23,6 +23,8 @@ class Models:
 
 def build_models(warmup: WarmupName, *, reward_model: bool, progress: Callable[[int, int, str], None]) -> Models:
     """Raises WarmupError and RewardModelError for a model that misses its gate."""
+    # Read when torch is loaded. Threads that spin while they wait multiply the time where others use the cores, too.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
     from deploy.demo.policy import WARMUPS, cached_policy

@@ -80,14 +80,16 @@ def _keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def check_resumed(directory: Path, recipe: Recipe | None) -> None:
-    """Raises ConfigError where the demo in `directory` was begun with a recipe and is to go on without, or the reverse."""
+    """Raises ConfigError where the demo in `directory` was begun with a recipe and goes on without, or the reverse."""
     if not (directory / SETTINGS).exists():
         return  # it ended before it wrote how it was begun
     begun = (directory / KEPT).exists()
     if begun and recipe is None:
         raise ConfigError(f"--resume: {directory} was begun with a recipe ({directory / KEPT}); give it with --recipe")
     if recipe is not None and not begun:
-        raise recipe.error(f"--resume: {directory} was begun without a recipe; leave --recipe out, or choose another --dir")
+        raise recipe.error(
+            f"--resume: {directory} was begun without a recipe; leave --recipe out, or choose another --dir"
+        )
 
 
 def keep(directory: Path, recipe: Recipe) -> Path:

@@ -133,7 +133,7 @@ def _counts(ledger: Ledger) -> dict[str, int]:
 
 
 def _table(report: Mapping[str, Any], goals: list[Goal]) -> Table:
-    table = Table(title=f"Nightshift demo{f', {report['recipe']}' if report['recipe'] else ''}")
+    table = Table(title=", ".join(filter(None, ["Nightshift demo", report["recipe"]])))
     for column in ("", "value", "needs"):
         table.add_column(column)
     users = report["users"]

@@ -1,9 +1,11 @@
 """The demo's reward model: a sequence classifier of one label, trained on the spot to tell right answers, then cached.
 
 It starts from the policy's weights and learns from right answers and from wrong ones that are made up
-(`deploy.demo.mistakes`): the squared error of its score to 1 and to 0, least when the score is the chance of a right
-answer (Brier, 1950), so that it weighs like the verifier's reward. The gate looks at what it will be asked about
-instead: answers of the policy itself to questions that neither has learnt from.
+(`deploy.demo.mistakes`). Its score at the end token is to be 1 for a right answer and 0 for a wrong one, and at every
+letter before it says the same of that letter, because one verdict an answer teaches too slowly. The loss is the squared
+error, least when the score is the chance of being right (Brier, 1950), so that it weighs like the verifier's reward.
+The gate looks at what it will be asked about instead: answers of the policy itself to questions that neither has learnt
+from.
 """
 
 import hashlib
@@ -26,7 +28,7 @@ from transformers import (
 )
 
 from deploy.demo.cache import cached
-from deploy.demo.mistakes import mistaken
+from deploy.demo.mistakes import garbled, mistaken
 from deploy.demo.models import TRAINING_FILE
 from deploy.demo.policy import Progress, descend
 from deploy.demo.score import respond, verified
@@ -35,6 +37,7 @@ from rollout.errors import NightshiftError
 
 log = structlog.get_logger(__name__)
 
+_IGNORED = -1.0
 Answered = tuple[list[int], float]
 """Token ids of a prompt and a response, and 1 where the response is right, else 0."""
 
@@ -43,17 +46,17 @@ Answered = tuple[list[int], float]
 class RewardTraining:
     """Everything that decides the bytes of the reward model, beside the policy it starts from."""
 
-    steps: int = 250
+    steps: int = 300
     batch: int = 128
     lr: float = 1e-3
     lr_warmup: int = 20
-    right: float = 0.5
+    right: float = 0.3
     """Share of right answers."""
-    unfinished: float = 0.05
-    """Share of answers without their end, which are wrong."""
-    words: int = 60_000
+    garbled: float = 0.35
+    """Share of answers that are wrong about half of the way, which show most letters; the others have one mistake."""
+    words: int = 30_000
     seed: int = 0
-    auc_min: float = 0.95
+    auc_min: float = 0.97
     """Gate: how often a right answer of the policy has to score above a wrong one."""
     gap_min: float = 0.5
     """Gate: how far apart the mean scores of both have to be; 1 is the distance between the verifier's rewards."""
@@ -84,7 +87,7 @@ class RewardModelError(NightshiftError, RuntimeError):
 def cached_reward_model(
     cache_dir: Path, policy: Path, training: RewardTraining = RewardTraining(), *, progress: Progress | None = None
 ) -> Path:
-    """The directory of the reward model for the cached policy, trained when it is not there. Raises RewardModelError."""
+    """The directory of the reward model for a cached policy, trained when it is not there. Raises RewardModelError."""
     text = json.dumps([policy.name, asdict(training)], sort_keys=True)
     shown = progress or (lambda _done, _total, _what: None)
     return cached(
@@ -164,9 +167,7 @@ def _train(
         for step in range(done, planned):
             optimizer.param_groups[0]["lr"] = training.lr * min(1.0, (step + 1) / training.lr_warmup)
             picked = [made_up(tokenizer, entry, rng, training) for entry in rng.choices(words, k=training.batch)]
-            targets_B = torch.tensor([label for _, label in picked])
-            scores_B = _scores(model, [ids for ids, _ in picked], pad)
-            descend(model, optimizer, torch.nn.functional.mse_loss(scores_B, targets_B))
+            descend(model, optimizer, _loss(model, picked, pad))
             progress(step + 1, planned, "training the reward model")
         done = planned
         model.eval()
@@ -185,16 +186,41 @@ def _train(
 
 def made_up(
     tokenizer: PreTrainedTokenizerBase, entry: Entry, rng: random.Random, training: RewardTraining
-) -> Answered:
-    """The entry's prompt with its answer, right or mistaken, ended or not."""
-    right, ended = rng.random() < training.right, rng.random() >= training.unfinished
-    answer = entry["answer"] if right else mistaken(entry["answer"], rng)
-    ids = list(tokenizer(prompt_of(entry) + answer)["input_ids"])
-    return [*ids, tokenizer.eos_token_id] if ended else ids, float(right and ended)
+) -> tuple[list[int], list[float]]:
+    """Token ids of the entry's prompt with an answer, and per token what the score is to be: 1 for a letter that is in
+    its place, else 0; for the end token 1 after a right answer, else 0; nothing (-1) in the prompt.
+    """
+    answer = _answer(entry["answer"], rng, training)
+    prompt, right, given = (list(tokenizer(text)["input_ids"]) for text in (prompt_of(entry), entry["answer"], answer))
+    end = cast(int, tokenizer.eos_token_id)
+    targets = [float(given[t : t + 1] == right[t : t + 1]) for t in range(len(given))]
+    return [*prompt, *given, end], [*[_IGNORED] * len(prompt), *targets, float(given == right)]
+
+
+def _answer(right: str, rng: random.Random, training: RewardTraining) -> str:
+    drawn = rng.random()
+    if drawn < training.right:
+        return right
+    return garbled(right, rng) if drawn < training.right + training.garbled else mistaken(right, rng)
+
+
+def _loss(model: PreTrainedModel, picked: Sequence[tuple[list[int], list[float]]], pad: int) -> torch.Tensor:
+    """Mean squared error over all letters, plus that over all ends."""
+    targets_BL = _padded([targets for _, targets in picked], _IGNORED)
+    parts = cast(Any, model)
+    hidden_BLH = parts.base_model(input_ids=_padded([ids for ids, _ in picked], pad), use_cache=False).last_hidden_state
+    scores_BL = parts.score(hidden_BLH)[..., 0]
+    errors_BL = (scores_BL - targets_BL) ** 2
+    ends_B = torch.tensor([len(ids) - 1 for ids, _ in picked])
+    return errors_BL[targets_BL != _IGNORED].mean() + errors_BL[torch.arange(len(picked)), ends_B].mean()
 
 
 def _scores(model: PreTrainedModel, sequences: Sequence[Sequence[int]], pad: int) -> torch.Tensor:
     """Float [B]. The model reads the last token that is no pad; under a causal mask that needs no attention mask."""
-    width = max(map(len, sequences))
-    ids_BL = torch.tensor([[*ids, *[pad] * (width - len(ids))] for ids in sequences])
-    return cast(torch.Tensor, cast(Any, model)(input_ids=ids_BL, use_cache=False).logits[:, 0])
+    return cast(torch.Tensor, cast(Any, model)(input_ids=_padded(sequences, pad), use_cache=False).logits[:, 0])
+
+
+def _padded(rows: Sequence[Sequence[float]], value: float) -> torch.Tensor:
+    """[B, L], on the right."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])

@@ -116,9 +116,7 @@ def _write(directory: Path, text: str, recipe: Recipe | None) -> list[Path]:
     return [path] if recipe is None else [path, keep(directory, recipe)]
 
 
-def _toml(
-    directory: Path, models: Models, recipe: Recipe | None, *, prompts: tuple[Path, Path], steps: int
-) -> str:
+def _toml(directory: Path, models: Models, recipe: Recipe | None, *, prompts: tuple[Path, Path], steps: int) -> str:
     values = {
         "run": run_name(directory),
         "state_dir": str(directory / ".nightshift"),

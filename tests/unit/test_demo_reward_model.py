@@ -42,11 +42,17 @@ def test_the_auc_counts_pairs_in_order_and_ties_half() -> None:
     assert discrimination([0.1, 0.9], [1, 0]).auc == 0
 
 
-def test_made_up_answers_are_labelled_right_only_whole_and_ended() -> None:
-    tokenizer, rng, training = build_tokenizer(), random.Random(0), RewardTraining(unfinished=0.3)
+def test_made_up_answers_are_judged_by_letter_and_at_their_end() -> None:
+    tokenizer, rng = build_tokenizer(), random.Random(0)
     (entry,) = entries(GATE_SEED, 1)
-    whole = tokenizer(prompt_of(entry) + entry["answer"])["input_ids"]
-    seen = [made_up(tokenizer, entry, rng, training) for _ in range(200)]
-    assert {label for _, label in seen} == {0.0, 1.0}
-    for ids, label in seen:
-        assert (ids == [*whole, tokenizer.eos_token_id]) is (label == 1.0)
+    prompt = tokenizer(prompt_of(entry))["input_ids"]
+    right = [*tokenizer(entry["answer"])["input_ids"], tokenizer.eos_token_id]
+    ends = set()
+    for _ in range(100):
+        ids, targets = made_up(tokenizer, entry, rng, RewardTraining())
+        answer, learnt = ids[len(prompt) :], targets[len(prompt) :]
+        assert targets[: len(prompt)] == [-1.0] * len(prompt)
+        assert learnt[:-1] == [float(answer[t] == right[t]) for t in range(len(answer) - 1)]
+        assert learnt[-1] == float(answer == right)
+        ends.add(learnt[-1])
+    assert ends == {0.0, 1.0}

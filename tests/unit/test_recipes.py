@@ -115,7 +115,9 @@ def test_a_wrong_flag_is_not_blamed_on_the_recipe(tmp_path: Path) -> None:
     assert str(refused.value).startswith("--train.typo: unknown flag")
 
 
-def _asked(directory: Path | None, recipe: Path | None, *flags: str, steps: int | None = None, resume: bool = False) -> Asked:
+def _asked(
+    directory: Path | None, recipe: Path | None, *flags: str, steps: int | None = None, resume: bool = False
+) -> Asked:
     args = argparse.Namespace(dir=directory, recipe=recipe, steps=steps, resume=resume)
     return read_arguments(args, flags)
 
