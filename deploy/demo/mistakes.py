@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable
 
-
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
