@@ -70,7 +70,7 @@ class Warmup:
 
 
 FAULTY = Warmup()
-CLEAN = Warmup(steps=50, faulty=0.0, sampled_range=(0.15, 0.45), greedy_range=(0.30, 0.60), extension=5, extensions=20)
+CLEAN = Warmup(steps=70, faulty=0.0, sampled_range=(0.25, 0.45), greedy_range=(0.45, 0.65), extension=5, extensions=20)
 """Right targets alone are learnt so fast that the gate is looked at every few steps."""
 WARMUPS: Mapping[WarmupName, Warmup] = {"faulty": FAULTY, "clean": CLEAN}
 

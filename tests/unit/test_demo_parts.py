@@ -62,11 +62,11 @@ def test_tokenizer_gives_back_every_printable_character() -> None:
         (FAULTY, 0.80, 0.43, False),
         (FAULTY, 0.93, 0.55, False),
         (FAULTY, 0.93, 0.2, False),
-        (CLEAN, 0.45, 0.30, True),
-        (CLEAN, 0.25, 0.30, False),
-        (CLEAN, 0.65, 0.30, False),
-        (CLEAN, 0.45, 0.50, False),
-        (CLEAN, 0.45, 0.10, False),
+        (CLEAN, 0.55, 0.30, True),
+        (CLEAN, 0.40, 0.30, False),
+        (CLEAN, 0.70, 0.30, False),
+        (CLEAN, 0.55, 0.50, False),
+        (CLEAN, 0.55, 0.20, False),
     ],
 )
 def test_warm_up_gate_wants_both_figures(warmup: Warmup, greedy: float, sampled: float, opens: bool) -> None:
