@@ -50,6 +50,13 @@ class Recipe:
         return "reward_model" in self._train
 
     @property
+    def scored_by(self) -> tuple[str, ...]:
+        """Tables of [train] that the demo's reward model is for: a critic starts from it, because it knows already
+        which letters are wrong.
+        """
+        return tuple(role for role in ("reward_model", "critic") if self.has_reward_model and role in self._train)
+
+    @property
     def _train(self) -> Mapping[str, Any]:
         table = self.tables.get("train")
         return table if isinstance(table, dict) else {}

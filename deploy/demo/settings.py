@@ -133,9 +133,9 @@ def _toml(directory: Path, models: Models, recipe: Recipe | None, *, prompts: tu
     # A JSON string or number is also a TOML one.
     quoted = {name: json.dumps(value) for name, value in values.items()}
     text = _TEMPLATE.format(**quoted, params=_inline_table(REWARD_PARAMS))
-    if recipe is not None and recipe.has_reward_model:
-        text += f"\n[train.reward_model]\npath = {json.dumps(str(models.reward))}\n"
-    return text
+    return text + "".join(
+        f"\n[train.{role}]\npath = {json.dumps(str(models.reward))}\n" for role in (recipe.scored_by if recipe else ())
+    )
 
 
 def _load(directory: Path, files: Sequence[Path], recipe: Recipe | None, flags: Sequence[str]) -> NightshiftConfig:

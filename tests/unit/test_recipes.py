@@ -75,6 +75,9 @@ def test_the_demo_names_its_reward_model_and_keeps_the_recipe(tmp_path: Path) ->
     scorer = config.train_config().reward_model
     assert scorer is not None
     assert (scorer.path, scorer.weight) == (tmp_path / "reward", 0.5)
+    critic = config.train_config().critic
+    assert critic is not None
+    assert (critic.path, critic.warmup_steps) == (tmp_path / "reward", 5)
 
 
 @pytest.mark.parametrize(
