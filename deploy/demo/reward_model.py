@@ -212,7 +212,9 @@ def _loss(model: PreTrainedModel, picked: Sequence[tuple[list[int], list[float]]
     scores_BL = parts.score(hidden_BLH)[..., 0]
     errors_BL = (scores_BL - targets_BL) ** 2
     ends_B = torch.tensor([len(ids) - 1 for ids, _ in picked])
-    return errors_BL[targets_BL != _IGNORED].mean() + errors_BL[torch.arange(len(picked)), ends_B].mean()
+    return cast(
+        torch.Tensor, errors_BL[targets_BL != _IGNORED].mean() + errors_BL[torch.arange(len(picked)), ends_B].mean()
+    )
 
 
 def _scores(model: PreTrainedModel, sequences: Sequence[Sequence[int]], pad: int) -> torch.Tensor:
