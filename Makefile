@@ -4,9 +4,11 @@ PY := .venv/bin/python
 # The engine's worker processes inherit it; warnings of the frameworks below are not ours to fix.
 export PYTHONWARNINGS ?= ignore
 DEMO_ARGS ?=
+# A file of deploy/recipes without its ending.
+RECIPE ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo test test-fleet test-trainer e2e-demo e2e-train unit check check-types check-units-1 check-units-2 bench-loop bench-staleness bench-trainer gpu-check lock clean
+.PHONY: help setup demo demo-ppo test test-fleet test-trainer e2e-demo e2e-train unit check check-types check-units-1 check-units-2 bench-loop bench-staleness bench-trainer gpu-check lock clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -14,8 +16,11 @@ help: ## this list
 setup: ## .venv from the lock (the other targets do it by themselves)
 	@deploy/bootstrap.sh
 
-demo: setup ## train the demo policy on the idle seats of a live fleet; RESUME=1 continues, DEMO_ARGS="--steps 80"
-	@$(PY) -m deploy.cli demo $(if $(filter-out 0,$(RESUME)),--resume) $(DEMO_ARGS)
+demo: setup ## train the demo policy on the idle seats of a live fleet; RECIPE=grpo, RESUME=1 continues, DEMO_ARGS="--steps 80"
+	@$(PY) -m deploy.cli demo $(if $(RECIPE),--recipe deploy/recipes/$(RECIPE).toml) $(if $(filter-out 0,$(RESUME)),--resume) $(DEMO_ARGS)
+
+demo-ppo: ## the same by PPO: ZeRO-2 policy, critic, reference and a reward model that is trained first; into runs/demo-ppo
+	@$(MAKE) --no-print-directory demo RECIPE=ppo-critic DEMO_ARGS="--dir runs/demo-ppo $(DEMO_ARGS)"
 
 test: setup ## every tier: unit; integration and faults with one fleet; end to end, which starts its own
 	@$(PY) -m pytest tests/unit $(PYTEST_ARGS)
@@ -68,6 +73,8 @@ gpu-check: ## the same on CUDA with a 1.5 B bfloat16 policy, and packing against
 lock: setup ## resolve pyproject.toml into requirements/ again; LOCK_ARGS="--upgrade"
 	@deploy/lock.sh $(LOCK_ARGS)
 
+DEMO_RUNS := runs/demo runs/demo-ppo $(patsubst deploy/recipes/%.toml,runs/demo-%,$(wildcard deploy/recipes/*.toml))
+
 clean: ## remove .venv, caches and the demo's and benches' results; runs of your own stay
-	@rm -rf .venv .venv.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info runs/demo runs/bench runs/.cache
+	@rm -rf .venv .venv.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info $(DEMO_RUNS) runs/bench runs/.cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

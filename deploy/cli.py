@@ -217,7 +217,15 @@ def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser = commands.add_parser("demo", help="the whole loop on this machine", description=text, allow_abbrev=False)
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint")
     parser.add_argument("--steps", type=_positive, help="training steps")
-    parser.add_argument("--dir", type=_path, default=Path("runs/demo"), help="where the run lives (default runs/demo)")
+    parser.add_argument(
+        "--recipe",
+        type=_path,
+        metavar="FILE",
+        help="TOML laid over the demo's settings, such as deploy/recipes/grpo.toml",
+    )
+    parser.add_argument(
+        "--dir", type=_path, help="where the run lives (default runs/demo, with a recipe runs/demo-<its name>)"
+    )
     _with_flags(parser)
     parser.set_defaults(run=_demo)
 

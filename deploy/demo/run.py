@@ -12,20 +12,20 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from deploy.config import NightshiftConfig
-from deploy.demo.directory import claim_directory
+from deploy.demo.asked import Asked, read_arguments
 from deploy.demo.display import Display
-from deploy.demo.goals import FULL_STEPS, STEPS
+from deploy.demo.goals import FULL_STEPS
 from deploy.demo.memory import PeakMemory
+from deploy.demo.models import build_models
 from deploy.demo.observer import Observer
 from deploy.demo.run_state import Run, Seen
-from deploy.demo.settings import check_settings, demo_config
+from deploy.demo.settings import demo_config
 from deploy.demo.task import held_out, prompt_of, write_splits
 from deploy.demo.terminal import own_terminal
 from deploy.demo.traffic import SETTLING, WITH, WITHOUT, Traffic
@@ -39,7 +39,6 @@ from rollout.redis_store import RedisStore
 
 _LOG = "demo.log"
 """What frameworks print; with --debug they print to the terminal."""
-_CACHE = Path("runs/.cache")
 _SETTLE_S = 3.0
 """The first requests after the start of an engine are slow."""
 _USERS_ALONE_S = 10.0
@@ -61,83 +60,79 @@ def main(args: argparse.Namespace, flags: Sequence[str]) -> int:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for noisy in ("httpx", "ray", "ray.serve"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    directory: Path = args.dir.absolute()
-    settings = check_settings(directory, steps=args.steps or STEPS, flags=flags)
-    check_port(settings.fleet.gateway.host, settings.fleet.gateway.port)
-    steps = settings.train_config().steps
+    asked = read_arguments(args, flags)
+    gateway = asked.settings.fleet.gateway
+    check_port(gateway.host, gateway.port)
     with (
-        claim_directory(directory, resume=args.resume),
-        nullcontext(sys.stdout) if args.debug else own_terminal(directory / _LOG) as terminal,
+        asked.claim(),
+        nullcontext(sys.stdout) if args.debug else own_terminal(asked.directory / _LOG) as terminal,
     ):
         console = Console(file=terminal, highlight=False)
-        asked = partial(Run, directory, steps, args.resume, flags)
-        return _in_a_tree(lambda tree: _shown(asked, console, tree), console)
+        return _in_a_tree(lambda tree: _shown(asked, console, tree), console, resuming=asked.resuming)
 
 
-def _in_a_tree(work: Callable[[Tree], int], console: Console) -> int:
+def _in_a_tree(work: Callable[[Tree], int], console: Console, *, resuming: str) -> int:
     """Whatever happens, every process that the work started has ended afterwards."""
     tree = Tree()
     tree.mark()
     try:
         return work(tree)
     except KeyboardInterrupt:
-        console.print("\nStopped. `nightshift demo --resume` continues from the newest checkpoint.")
+        console.print(f"\nStopped. `{resuming}` continues from the newest checkpoint.", soft_wrap=True)
         return 130
     finally:
         tree.end(grace_s=_GRACE_S)
         tree.unmark()
 
 
-def _shown(asked: Callable[[Display], Run], console: Console, tree: Tree) -> int:
+def _shown(asked: Asked, console: Console, tree: Tree) -> int:
     with Display(console) as display, PeakMemory(tree.members) as memory:
-        return _demo(asked(display), memory)
+        return _demo(Run(asked, display), memory)
 
 
 def _demo(run: Run, memory: PeakMemory) -> int:
     from deploy.demo.report import build_report, conclude
 
     started = time.monotonic()
-    with run.phase("policy", "policy: building and warming up (cached afterwards)"):
-        model = _policy(run.display)
-    prompts = write_splits(run.directory / "prompts", train_size=4096)
-    config, path = demo_config(run.directory, model=model, prompts=prompts, steps=run.steps, flags=run.flags)
+    asked, recipe = run.asked, run.asked.recipe
+    with run.phase("models", "models: building and warming up (cached afterwards)"):
+        models = build_models(
+            asked.settings.demo.warmup,
+            reward_model=recipe is not None and recipe.has_reward_model,
+            progress=run.display.update,
+        )
+    prompts = write_splits(asked.directory / "prompts", train_size=4096)
+    config, files = demo_config(
+        asked.directory, models=models, prompts=prompts, steps=asked.steps, flags=asked.flags, recipe=recipe
+    )
     with run.phase("fleet", "fleet: starting"):
         fleet = LocalFleet(config, progress=lambda what: run.display.say(f"fleet: {what}")).start()
     try:
-        seen = asyncio.run(_live(run, config, path, fleet))
+        seen = asyncio.run(_live(run, config, files, fleet))
     finally:
         with run.phase("stop", "fleet: stopping"):
             fleet.stop()
     run.wall_s["total"] = time.monotonic() - started
     report = build_report(run, config, seen, peak_memory_gib=memory.peak_gib)
-    return conclude(report, run, seen, max_replicas=config.fleet.autoscaling.max_replicas)
+    return conclude(report, run, config, seen)
 
 
-def _policy(display: Display) -> Path:
-    import torch
-
-    from deploy.demo.policy import cached_policy
-
-    torch.set_num_threads(max(1, os.cpu_count() or 1))
-    return cached_policy(_CACHE, progress=display.update).absolute()
-
-
-async def _live(run: Run, config: NightshiftConfig, path: Path, fleet: LocalFleet) -> Seen:
+async def _live(run: Run, config: NightshiftConfig, files: Sequence[Path], fleet: LocalFleet) -> Seen:
     """Everything between a healthy fleet and the end of training."""
     store = await RedisStore.connect(fleet.redis)
     prompts = [prompt_of(entry) for entry in held_out()]
     traffic = Traffic(fleet.url, fleet.tokens.user, config.model.name, prompts, max_tokens=_USER_TOKENS)
-    observer = Observer(RedisBoard(store), config.fleet_name, run.directory / "metrics.jsonl")
+    observer = Observer(RedisBoard(store), config.fleet_name, run.asked.directory / "metrics.jsonl")
     stream = asyncio.create_task(traffic.stream(_USER_RATE))
     try:
         with run.phase("users_alone", "users alone: the baseline of their latency"):
             await asyncio.sleep(_SETTLE_S)
             traffic.phase = WITHOUT
-            await asyncio.sleep(_USERS_ALONE_S if run.steps >= FULL_STEPS else _USERS_ALONE_BRIEFLY_S)
+            await asyncio.sleep(_USERS_ALONE_S if run.asked.steps >= FULL_STEPS else _USERS_ALONE_BRIEFLY_S)
             traffic.phase = SETTLING
         await observer.look()
         with run.phase("training", "training on the seats that users leave free"):
-            await _train(run, path, fleet, observer, traffic)
+            await _train(run, files, fleet, observer, traffic)
         queue = RedisQueue(store, config.run)
         await _ended(stream)
         return Seen(observer, traffic, await queue.ledger(), await queue.audit())
@@ -152,12 +147,12 @@ async def _ended(task: "asyncio.Task[None]") -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def _train(run: Run, path: Path, fleet: LocalFleet, observer: Observer, traffic: Traffic) -> None:
+async def _train(run: Run, files: Sequence[Path], fleet: LocalFleet, observer: Observer, traffic: Traffic) -> None:
     """The trainer from start to end, watched; meanwhile a burst of users makes Serve add a replica."""
     url = str(fleet.redis.url)
-    flags = ["--train.ray_address", fleet.ray_address, *run.flags]
+    flags = ["--train.ray_address", fleet.ray_address, *run.asked.flags]
     most = fleet.config.autoscaling.max_replicas
-    with TrainerProcess(path, flags, run.directory / "trainer.log", redis_url=url) as trainer:
+    with TrainerProcess(files, flags, run.asked.directory / "trainer.log", redis_url=url) as trainer:
         burst = asyncio.create_task(_burst(traffic, lambda: observer.replicas_now >= most))
         try:
             while not trainer.finished():
@@ -165,8 +160,8 @@ async def _train(run: Run, path: Path, fleet: LocalFleet, observer: Observer, tr
                 await observer.look()
                 traffic.phase = WITH if observer.tok_s > 0 else SETTLING
                 done = len(observer.steps)
-                evaluating = "held-out evaluation · " if done >= run.steps else ""
-                run.display.update(done, run.steps, evaluating + status_line(observer, traffic))
+                evaluating = "held-out evaluation · " if done >= run.asked.steps else ""
+                run.display.update(done, run.asked.steps, evaluating + status_line(observer, traffic))
             await observer.look()
         finally:
             await _ended(burst)

@@ -1,11 +1,11 @@
 """One demo, from its arguments to what was seen of it."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from deploy.demo.asked import Asked
 from deploy.demo.display import Display
 from deploy.demo.observer import Observer
 from deploy.demo.traffic import Traffic
@@ -16,10 +16,7 @@ from rollout.queue import Ledger
 class Run:
     """What was asked for, and the seconds of its phases so far."""
 
-    directory: Path
-    steps: int
-    resume: bool
-    flags: Sequence[str]
+    asked: Asked
     display: Display
     wall_s: dict[str, float] = field(default_factory=dict)
 

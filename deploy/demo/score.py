@@ -47,6 +47,14 @@ def _rewards(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, split: Sequence[Entry], *, temperature: float
 ) -> list[float]:
     """In the order of `split`."""
+    responses = respond(model, tokenizer, split, temperature=temperature)
+    return [verified(tokenizer, ids, e) for ids, e in zip(responses, split, strict=True)]
+
+
+def respond(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, split: Sequence[Entry], *, temperature: float
+) -> list[list[int]]:
+    """Token ids of one response an entry, with the end token where there is one; temperature 0 is greedy."""
     batch = tokenizer([prompt_of(e) for e in split], return_tensors="pt", padding=True, padding_side="left")
     sampling: dict[str, Any] = {"do_sample": False}
     if temperature > 0:
@@ -59,12 +67,16 @@ def _rewards(
             pad_token_id=tokenizer.pad_token_id,
             **sampling,
         )
-    responses = output[:, batch["input_ids"].shape[1] :].tolist()
-    return [_reward(tokenizer, ids, e) for ids, e in zip(responses, split, strict=True)]
+    found = output[:, batch["input_ids"].shape[1] :].tolist()
+    return [_without_padding(ids, cast(int, tokenizer.eos_token_id)) for ids in found]
 
 
-def _reward(tokenizer: PreTrainedTokenizerBase, response: list[int], entry: Entry) -> float:
-    """By the same verifier as in the engines, which for one overlooks case."""
+def _without_padding(ids: list[int], end: int) -> list[int]:
+    return ids[: ids.index(end) + 1] if end in ids else ids
+
+
+def verified(tokenizer: PreTrainedTokenizerBase, response: list[int], entry: Entry) -> float:
+    """The reward of a response by the same verifier as in the engines, which for one overlooks case."""
     ended = tokenizer.eos_token_id in response
     kept = response[: response.index(tokenizer.eos_token_id)] if ended else response
     return reasoning_gym(

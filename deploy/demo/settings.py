@@ -1,4 +1,4 @@
-"""The demo's configuration: an ordinary TOML file that `nightshift serve` and `nightshift train` would take as well."""
+"""The demo's configuration: ordinary TOML files that `nightshift serve` and `nightshift train` would take as well."""
 
 import json
 import re
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.config import NightshiftConfig, load
+from deploy.demo.models import Models
+from deploy.demo.recipe import SETTINGS, Recipe, keep
 from deploy.demo.task import MAX_NEW_TOKENS, REWARD, REWARD_PARAMS
 from rollout.errors import ConfigError
 
@@ -81,29 +83,44 @@ n = 8
 """
 
 
-def check_settings(directory: Path, *, steps: int, flags: Sequence[str]) -> NightshiftConfig:
+def check_settings(
+    directory: Path, *, steps: int, flags: Sequence[str], recipe: Recipe | None = None
+) -> NightshiftConfig:
     """What the demo would run with, before anything of it exists; nothing is written beside it. Raises ConfigError."""
     later = directory / "absent"
     with tempfile.TemporaryDirectory(prefix="ns-demo-") as elsewhere:
-        path = Path(elsewhere) / "nightshift.toml"
-        path.write_text(_toml(directory, model=later, prompts=(later, later), steps=steps))
-        return _load(directory, path, flags)
+        text = _toml(directory, Models(later, later), recipe, prompts=(later, later), steps=steps)
+        return _load(directory, _write(Path(elsewhere), text, recipe), recipe, flags)
 
 
 def demo_config(
-    directory: Path, *, model: Path, prompts: tuple[Path, Path], steps: int, flags: Sequence[str]
-) -> tuple[NightshiftConfig, Path]:
-    """Write `directory`/nightshift.toml and load it with the flags on top; returns both. Raises ConfigError."""
-    path = directory / "nightshift.toml"
-    path.write_text(_toml(directory, model=model, prompts=prompts, steps=steps))
-    return _load(directory, path, flags), path
+    directory: Path,
+    *,
+    models: Models,
+    prompts: tuple[Path, Path],
+    steps: int,
+    flags: Sequence[str],
+    recipe: Recipe | None = None,
+) -> tuple[NightshiftConfig, list[Path]]:
+    """Write `directory`/nightshift.toml and a copy of the recipe, and load them with the flags on top.
+
+    Returns the configuration and the files, of which the later one wins. Raises ConfigError.
+    """
+    files = _write(directory, _toml(directory, models, recipe, prompts=prompts, steps=steps), recipe)
+    return _load(directory, files, recipe, flags), files
 
 
-def _toml(directory: Path, *, model: Path, prompts: tuple[Path, Path], steps: int) -> str:
+def _write(directory: Path, text: str, recipe: Recipe | None) -> list[Path]:
+    path = directory / SETTINGS
+    path.write_text(text)
+    return [path] if recipe is None else [path, keep(directory, recipe)]
+
+
+def _toml(directory: Path, models: Models, recipe: Recipe | None, *, prompts: tuple[Path, Path], steps: int) -> str:
     values = {
         "run": run_name(directory),
         "state_dir": str(directory / ".nightshift"),
-        "model": str(model),
+        "model": str(models.policy),
         "redis_dir": str(directory / ".redis"),
         "runs_dir": str(directory.parent),
         "steps": steps,
@@ -115,11 +132,14 @@ def _toml(directory: Path, *, model: Path, prompts: tuple[Path, Path], steps: in
     }
     # A JSON string or number is also a TOML one.
     quoted = {name: json.dumps(value) for name, value in values.items()}
-    return _TEMPLATE.format(**quoted, params=_inline_table(REWARD_PARAMS))
+    text = _TEMPLATE.format(**quoted, params=_inline_table(REWARD_PARAMS))
+    return text + "".join(
+        f"\n[train.{role}]\npath = {json.dumps(str(models.reward))}\n" for role in (recipe.scored_by if recipe else ())
+    )
 
 
-def _load(directory: Path, path: Path, flags: Sequence[str]) -> NightshiftConfig:
-    config = load([path], flags)
+def _load(directory: Path, files: Sequence[Path], recipe: Recipe | None, flags: Sequence[str]) -> NightshiftConfig:
+    config = load(files, flags) if recipe is None else _with_recipe(files, recipe, flags)
     config.fleet_config()
     run_dir = config.train_config().run_dir
     if run_dir.resolve() != directory.resolve():
@@ -128,6 +148,26 @@ def _load(directory: Path, path: Path, flags: Sequence[str]) -> NightshiftConfig
             f" {directory}: leave them out (flags, NIGHTSHIFT_RUN, NIGHTSHIFT_TRAIN__RUNS_DIR) and choose with --dir"
         )
     return config
+
+
+def _with_recipe(files: Sequence[Path], recipe: Recipe, flags: Sequence[str]) -> NightshiftConfig:
+    """An error that the demo's own file and the flags do not make names the recipe."""
+    try:
+        config = load(files, flags)
+        config.train_config()
+    except ConfigError as error:
+        if str(error) == _error_of(files[:1], flags):
+            raise
+        raise recipe.error(error) from error
+    return config
+
+
+def _error_of(files: Sequence[Path], flags: Sequence[str]) -> str | None:
+    try:
+        load(files, flags).train_config()
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def run_name(directory: Path) -> str:

@@ -21,9 +21,10 @@ class TrainerError(NightshiftError, RuntimeError):
 class TrainerProcess:
     """A context manager; leaving it stops a trainer that still runs, with time to write its checkpoint."""
 
-    def __init__(self, config: Path, flags: Sequence[str], log: Path, *, redis_url: str) -> None:
+    def __init__(self, configs: Sequence[Path], flags: Sequence[str], log: Path, *, redis_url: str) -> None:
         self._redis_url = redis_url
-        self._command = [sys.executable, "-m", "deploy.cli", "train", "--config", str(config), *flags]
+        files = [part for config in configs for part in ("--config", str(config))]
+        self._command = [sys.executable, "-m", "deploy.cli", "train", *files, *flags]
         self._log = log
         self._file: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None

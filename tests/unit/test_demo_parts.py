@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from deploy.demo.directory import claim_directory
-from deploy.demo.goals import judge
+from deploy.demo.goals import PLAIN, Learning, judge, of_recipe
 from deploy.demo.observer import Observer
+from deploy.demo.options import DemoOptions
 from deploy.demo.plot import draw
-from deploy.demo.policy import Recipe, build_tokenizer, gate_opens
+from deploy.demo.policy import CLEAN, FAULTY, Warmup, build_tokenizer, gate_opens
 from deploy.demo.report import gap
 from deploy.demo.score import Score
 from deploy.demo.task import TRAIN_SEED, WARMUP_SEED, entries, held_out, prompt_of, questions, write_splits
@@ -55,15 +56,31 @@ def test_tokenizer_gives_back_every_printable_character() -> None:
 
 
 @pytest.mark.parametrize(
-    ("greedy", "sampled", "opens"), [(0.93, 0.43, True), (0.80, 0.43, False), (0.93, 0.55, False), (0.93, 0.2, False)]
+    ("warmup", "greedy", "sampled", "opens"),
+    [
+        (FAULTY, 0.93, 0.43, True),
+        (FAULTY, 0.80, 0.43, False),
+        (FAULTY, 0.93, 0.55, False),
+        (FAULTY, 0.93, 0.2, False),
+        (CLEAN, 0.55, 0.30, True),
+        (CLEAN, 0.40, 0.30, False),
+        (CLEAN, 0.70, 0.30, False),
+        (CLEAN, 0.55, 0.50, False),
+        (CLEAN, 0.55, 0.20, False),
+    ],
 )
-def test_warm_up_gate_wants_both_figures(greedy: float, sampled: float, opens: bool) -> None:
-    assert gate_opens(Score(greedy, sampled, 256, 2), Recipe()) is opens
+def test_warm_up_gate_wants_both_figures(warmup: Warmup, greedy: float, sampled: float, opens: bool) -> None:
+    assert gate_opens(Score(greedy, sampled, 256, 2), warmup) is opens
 
 
-def test_recipe_digest_follows_every_field() -> None:
-    assert Recipe().digest == Recipe().digest
-    assert Recipe(steps=301).digest != Recipe().digest
+def test_the_clean_warm_up_has_no_faulty_target() -> None:
+    assert CLEAN.faulty == 0
+    assert CLEAN.digest != FAULTY.digest
+
+
+def test_warm_up_digest_follows_every_field() -> None:
+    assert Warmup().digest == Warmup().digest
+    assert Warmup(steps=301).digest != Warmup().digest
 
 
 def test_timing_of_a_stream() -> None:
@@ -108,15 +125,15 @@ def _report(**changes: Any) -> dict[str, Any]:
         "users": {"with_rollouts": users},
         "peak_memory_gib": 9.0,
         "checkpoint": _checkpoint(0.01),
-        "reward_before": {"sampled": 0.43},
-        "reward_after": {"sampled": 0.95},
+        "reward_before": {"sampled": 0.43, "greedy": 0.92},
+        "reward_after": {"sampled": 0.95, "greedy": 1.0},
         "replicas_seen": ["a", "b"],
         **changes,
     }
 
 
-def _missed(report: dict[str, Any]) -> list[str]:
-    return [goal.name for goal in judge(report, max_replicas=2) if not goal.met]
+def _missed(report: dict[str, Any], learning: Learning = PLAIN) -> list[str]:
+    return [goal.name for goal in judge(report, max_replicas=2, learning=learning) if not goal.met]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +168,32 @@ def _missed(report: dict[str, Any]) -> list[str]:
 )
 def test_goals_name_what_was_missed(changes: dict[str, Any], missed: list[str]) -> None:
     assert _missed(_report(**changes)) == missed
+
+
+@pytest.mark.parametrize(
+    ("changes", "missed"),
+    [
+        ({}, []),
+        ({"reward_before": {"sampled": 0.6, "greedy": 0.4}, "reward_after": {"sampled": 0.75, "greedy": 0.6}}, []),
+        ({"reward_after": {"sampled": 0.44, "greedy": 0.6}}, ["reward_rise"]),
+        ({"reward_after": {"sampled": 0.5, "greedy": 0.54}}, ["greedy_rise"]),
+        ({"reward_after": {"sampled": 0.5, "greedy": None}}, ["greedy_rise"]),
+        ({"reward_after": None}, ["reward_rise", "greedy_rise"]),
+        ({"wall_s": {"total": 901.0}}, ["wall_s"]),
+        ({"steps": 79, "reward_after": None, "replicas_seen": []}, []),
+        ({"checkpoint": _checkpoint(0.05)}, []),
+        ({"peak_memory_gib": 14.5}, ["peak_memory_gib"]),
+    ],
+)
+def test_a_run_by_a_recipe_is_judged_by_how_far_the_reward_rises(changes: dict[str, Any], missed: list[str]) -> None:
+    ends = {"reward_before": {"sampled": 0.3, "greedy": 0.4}, "reward_after": {"sampled": 0.5, "greedy": 0.6}}
+    report = _report(**{"steps": 80, "wall_s": {"total": 880.0}, **ends, **changes})
+    assert _missed(report, of_recipe(DemoOptions(greedy_rise=0.15), 80)) == missed
+
+
+def test_a_recipe_without_a_greedy_goal_is_judged_by_samples_alone() -> None:
+    ends = {"reward_before": {"sampled": 0.3, "greedy": 0.9}, "reward_after": {"sampled": 0.5, "greedy": 0.9}}
+    assert _missed(_report(**ends), of_recipe(DemoOptions(), 60)) == []
 
 
 def test_report_has_no_gap_where_the_engines_reward_is_unknown() -> None:

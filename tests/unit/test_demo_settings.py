@@ -10,6 +10,7 @@ import pytest
 from deploy import cli
 from deploy.config import load, redacted_flags
 from deploy.demo.directory import claim_directory
+from deploy.demo.models import Models
 from deploy.demo.settings import check_settings, demo_config
 from deploy.demo.task import write_splits
 from deploy.demo.trainer_process import TrainerProcess
@@ -32,11 +33,11 @@ def last_run(tmp_path: Path) -> Iterator[Path]:
 def test_demo_writes_a_config_that_loads(tmp_path: Path) -> None:
     directory = tmp_path / "demo"
     prompts = write_splits(directory / "prompts", train_size=64)
-    config, path = demo_config(
-        directory, model=tmp_path, prompts=prompts, steps=7, flags=["--train.optimizer.lr", "1e-4"]
+    config, files = demo_config(
+        directory, models=Models(tmp_path), prompts=prompts, steps=7, flags=["--train.optimizer.lr", "1e-4"]
     )
     train = config.train_config()
-    assert path == directory / "nightshift.toml"
+    assert files == [directory / "nightshift.toml"]
     assert (train.run, train.steps, train.optimizer.lr, train.run_dir) == ("demo", 7, 1e-4, directory)
     assert config.fleet_config().autoscaling.max_replicas == 2
 
@@ -110,7 +111,7 @@ def test_the_password_of_redis_is_on_no_command_line(tmp_path: Path, monkeypatch
     python.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(python))
     url, log = "redis://:hunter2@127.0.0.1:6379/0", tmp_path / "trainer.log"
-    with TrainerProcess(tmp_path / "nightshift.toml", ["--run", "demo"], log, redis_url=url) as trainer:
+    with TrainerProcess([tmp_path / "nightshift.toml"], ["--run", "demo"], log, redis_url=url) as trainer:
         while not trainer.finished():
             pass
     command, address = log.read_text().splitlines()
@@ -125,8 +126,9 @@ def test_the_address_from_the_environment_joins_what_the_file_says(
     monkeypatch.setenv("NIGHTSHIFT_REDIS__URL", "redis://h:1")
     monkeypatch.setenv("REDIS_URL", "redis://h:2")
     (tmp_path / "demo").mkdir()
-    _, path = demo_config(tmp_path / "demo", model=tmp_path, prompts=(tmp_path, tmp_path), steps=1, flags=[])
-    redis = load([path]).redis
+    models, prompts = Models(tmp_path), (tmp_path, tmp_path)
+    _, files = demo_config(tmp_path / "demo", models=models, prompts=prompts, steps=1, flags=[])
+    redis = load(files).redis
     assert (redis.url, redis.dir) == ("redis://h:1", tmp_path / "demo" / ".redis")
 
 
