@@ -1,13 +1,11 @@
 """The benches' pure parts, and that what they import exists, which the long run itself should not have to find out."""
 
 import ast
-import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
