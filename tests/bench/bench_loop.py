@@ -34,7 +34,6 @@ import queue_life
 from environment import machine, versions
 from large_policy import large_policy
 from loop_run import BenchFleet, Loop, steady_step_s
-from machine import machine, versions
 
 from deploy.demo.policy import cached_policy
 from deploy.demo.task import MAX_NEW_TOKENS, REWARD, REWARD_PARAMS, write_splits

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-from machine import machine, versions
+from environment import machine, versions
 from staleness_grid import Record, Setting, belonging, cells, grid, markdown, missing
 from staleness_plot import draw
 from staleness_run import LAST_STEPS, train
