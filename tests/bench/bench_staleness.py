@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
@@ -75,9 +76,10 @@ def _study(arguments: argparse.Namespace, lines: Path, display: Display) -> list
     """The settings asked for, each of which has its record in `lines` now."""
     display.phase("policy and prompts")
     model = cached_policy(_CACHE, progress=display.update).absolute()
-    prompts = write_splits((lines.parent / "prompts").absolute(), train_size=_PROMPTS)
     wanted = _wanted(arguments, model)
-    _run_missing(wanted, lines, display, model=model, prompts=prompts, processes=arguments.processes)
+    with tempfile.TemporaryDirectory(prefix="ns-bench-") as directory:
+        prompts = write_splits(Path(directory), train_size=_PROMPTS)
+        _run_missing(wanted, lines, display, model=model, prompts=prompts, processes=arguments.processes)
     return wanted
 
 
