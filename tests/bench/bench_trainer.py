@@ -190,7 +190,7 @@ async def _by_turns(trainer: Step, bare: Step, rounds: int, device: str, display
             found.append(Round(await _cost(trainer, device), second))
         else:
             found.append(Round(await _cost(trainer, device), await _cost(bare, device)))
-        display.update(number + 1, rounds, f"ratio {found[-1].ratio:.3f}")
+        display.update(number + 1, rounds, f"ratio {found[-1].ratio:.3f}, of CPU time {found[-1].cpu_ratio:.3f}")
     return found
 
 

@@ -37,6 +37,11 @@ class Round:
         """Of the trainer's tokens/s over the bare loop's: below 1 where the trainer is the slower one."""
         return self.bare.wall_s / self.trainer.wall_s
 
+    @property
+    def cpu_ratio(self) -> float:
+        """The same of CPU time."""
+        return self.bare.cpu_s / self.trainer.cpu_s
+
 
 def rates(rounds: Sequence[Round], tokens: int) -> dict[str, Any]:
     """Medians over the rounds, and how far these disagree. `tokens` are those of a step, without padding.
@@ -50,7 +55,7 @@ def rates(rounds: Sequence[Round], tokens: int) -> dict[str, Any]:
         "ratio": median(ratios),
         "ratio_spread": max(ratios) - min(ratios),
         "ratio_of_rounds": ratios,
-        "cpu_ratio": median(each.bare.cpu_s / each.trainer.cpu_s for each in rounds),
+        "cpu_ratio": median(each.cpu_ratio for each in rounds),
         "rounds": [asdict(each) for each in rounds],
     }
 
