@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from staleness_grid import Setting
 from weight_history import WeightHistory, Weights
 
+from deploy.demo.models import Models
 from deploy.demo.settings import demo_config
 from rollout.prompts import Prompt, read_prompts, take
 from trainer import in_process
@@ -58,7 +59,7 @@ def study_config(setting: Setting, model: Path, prompts: tuple[Path, Path], dire
         "train.prompts.shuffle_seed": setting.seed,
     }
     given = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-    config, _ = demo_config(directory, model=model, prompts=prompts, steps=setting.steps, flags=given)
+    config, _ = demo_config(directory, models=Models(model), prompts=prompts, steps=setting.steps, flags=given)
     return config.train_config()
 
 

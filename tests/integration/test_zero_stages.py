@@ -66,7 +66,6 @@ def shares(step: int, world_size: int) -> list[list[MicroBatch]]:
         {"zero_stage": 1},
         {"zero_stage": 2},
         {"zero_stage": 3},
-        {"zero_stage": 2, "offload_optimizer": True},
         {"zero_stage": 3, "offload_optimizer": True},
         {"zero_stage": 3, "gradient_checkpointing": True},
     ],
