@@ -24,9 +24,10 @@ demo-ppo: ## the same by PPO: ZeRO-2 policy, critic, reference and a reward mode
 
 test: setup ## every tier: unit; integration and faults with one fleet; end to end, which starts its own
 	@$(PY) -m pytest tests/unit $(PYTEST_ARGS)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-trainer test-fleet e2e-demo e2e-train
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-trainer test-fleet
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target e2e-demo e2e-train
 
-# Two at a time: none of them keeps two cores busy, as they wait for engines or workers to start.
+# Neither half keeps two cores busy: one waits for engines, the other for workers that start.
 TRAINER_TESTS := $(wildcard $(addprefix tests/integration/test_,trainer_*.py replay.py record.py exact_resume.py critic.py lora.py \
 	packed_policy.py reward_model.py role_groups.py zero_stages.py bench_staleness.py) $(addprefix tests/faults/test_,replay_killed.py worker_killed.py))
 
@@ -36,7 +37,7 @@ test-fleet: # the queue, the gateway and what else shares one fleet
 test-trainer: # the trainer, without engines
 	@$(PY) -m pytest $(TRAINER_TESTS) --durations 10 $(PYTEST_ARGS)
 
-e2e-demo e2e-train: # each with a fleet of its own
+e2e-demo e2e-train: # each waits for its own fleet most of the time, so the two go side by side
 	@$(PY) -m pytest tests/e2e/$(if $(filter %-demo,$@),test_demo.py,test_serve_and_train.py) --durations 10 $(PYTEST_ARGS)
 
 unit: setup ## the unit tier alone
