@@ -22,6 +22,7 @@ from rollout.redis_store import RedisStore
 from rollout.types import FinishReason, Group, Purpose, RolloutRequest, Sample, Segment, Timings, VersionSpan
 from rollout.weights import read_manifest, verify_buckets
 from services.purposes import leasable
+from trainer.config import TrainConfig
 
 Reward = Callable[[RolloutRequest, list[int]], float]
 PURPOSES = (Purpose.EVAL, Purpose.TRAIN)
@@ -185,3 +186,10 @@ async def running(engine: SimulatedEngine) -> AsyncIterator[SimulatedEngine]:
 def low_ids(_request: RolloutRequest, ids: list[int]) -> float:
     """Share of response tokens below 160: dense, and learnable in a few steps."""
     return sum(i < 160 for i in ids) / len(ids)
+
+
+def simulated(store: RedisStore, config: TrainConfig, *, follow: bool = True) -> SimulatedEngine:
+    """One for the run of a trainer's configuration, which rewards low ids."""
+    return SimulatedEngine(
+        store, fleet=config.fleet, run=config.run, model_dir=config.model.path, reward=low_ids, follow=follow
+    )

@@ -108,3 +108,9 @@ async def called_until_dead(group: RoleGroup) -> None:
         while True:
             await group.call("node")
             await asyncio.sleep(0.05)
+
+
+def worker_pids() -> list[int]:
+    """Workers of the policy in the Ray cluster that this process started; never those of somebody else's."""
+    mine = psutil.Process().children(recursive=True)
+    return [process.pid for process in mine if process.name().startswith("ray::PolicyWork")]

@@ -1,7 +1,6 @@
 """Critic and reward model as groups of Ray actors: what one rank computes alone, and who is named when one dies."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,12 @@ pytestmark = pytest.mark.usefixtures("single_rank")
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_policy(tmp_path_factory.mktemp("policy"), "qwen3_tied")
 
 
 async def test_two_ranks_of_a_critic_take_and_undo_the_steps_of_one(
-    cluster: None, model_dir: Path, tmp_path: Path
+    ray_address: str, model_dir: Path, tmp_path: Path
 ) -> None:
     workers = WorkersConfig(world_size=2, zero_stage=2, cpus=0.1)
     shares = make_batch(valued_rows(), world_size=2, max_tokens=64, aggregation="token_mean")
@@ -68,7 +60,7 @@ async def test_two_ranks_of_a_critic_take_and_undo_the_steps_of_one(
 
 
 async def test_ranks_of_a_reward_model_score_as_one_and_a_killed_one_is_named(
-    cluster: None, model_dir: Path, tmp_path: Path
+    ray_address: str, model_dir: Path, tmp_path: Path
 ) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(build_policy(tmp_path), num_labels=1)
     torch.nn.init.normal_(model.score.weight, 0, 0.5, generator=torch.Generator().manual_seed(1))
@@ -89,7 +81,7 @@ async def test_ranks_of_a_reward_model_score_as_one_and_a_killed_one_is_named(
 
 
 async def test_colocated_groups_share_a_bundle_a_rank_until_the_last_has_ended(
-    cluster: None, model_dir: Path, tmp_path: Path
+    ray_address: str, model_dir: Path, tmp_path: Path
 ) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(build_policy(tmp_path), num_labels=1)
     model.save_pretrained(tmp_path)

@@ -5,12 +5,10 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-import ray
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -19,34 +17,17 @@ from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from tests.replay_kit import replay_config, write_recording
-from tests.simulated_engine import SimulatedEngine, low_ids, running
+from tests.simulated_engine import running, simulated
 from tests.tiny_models import build_policy
 from tests.trainer_kit import Daemon, metrics, steps_reached, train_config, write_prompts
 from trainer import daemon as daemon_module
 from trainer.checkpoint import CheckpointStore, TrainerState
-from trainer.config import TrainConfig
 from trainer.run_lock import run_lock
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_policy(tmp_path_factory.mktemp("policy"), "qwen3_tied")
-
-
-@pytest.fixture(scope="module")
-def ray_address() -> Iterator[str]:
-    """One cluster for the daemons of this module; starting one takes seconds."""
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
-    try:
-        yield str(ray.get_runtime_context().gcs_address)
-    finally:
-        ray.shutdown()
-
-
-def engine_for(store: RedisStore, config: TrainConfig, **options: bool) -> SimulatedEngine:
-    return SimulatedEngine(
-        store, fleet=config.fleet, run=config.run, model_dir=config.model.path, reward=low_ids, **options
-    )
 
 
 async def balanced(store: RedisStore, run: str) -> RedisQueue:
@@ -75,7 +56,7 @@ async def test_a_run_learns_and_leaves_a_complete_account(
     )
     daemon = Daemon(config, tmp_path)
     try:
-        async with running(engine_for(redis_store, config)) as engine:
+        async with running(simulated(redis_store, config)) as engine:
             assert await daemon.exit_code() == 0, daemon.output
     finally:
         daemon.end()
@@ -114,7 +95,7 @@ async def test_evaluations_while_training_goes_on_are_of_one_version_each(
     )
     daemon = Daemon(config, tmp_path)
     try:
-        async with running(engine_for(redis_store, config)), running(engine_for(redis_store, config)):
+        async with running(simulated(redis_store, config)), running(simulated(redis_store, config)):
             assert await daemon.exit_code() == 0, daemon.output
     finally:
         daemon.end()
@@ -138,7 +119,7 @@ async def test_a_killed_run_resumes_without_reusing_a_version_or_a_group(
         ray_address=ray_address,
         checkpoint={"every": 4, "keep": 1},  # the second session outlives the checkpoint it resumed from
     )
-    async with running(engine_for(redis_store, config)) as engine:
+    async with running(simulated(redis_store, config)) as engine:
         first = Daemon(config, tmp_path)
         try:
             await steps_reached(config.run_dir, 6, first)
@@ -191,7 +172,7 @@ async def test_a_run_whose_newest_checkpoint_is_damaged_trains_its_lost_steps_an
     config = train_config(
         tmp_path, redis_store.config, "damaged", model_dir, steps=4, ray_address=ray_address, checkpoint={"every": 2}
     )
-    async with running(engine_for(redis_store, config)):
+    async with running(simulated(redis_store, config)):
         for steps in (4, 5):
             daemon = Daemon(config.model_copy(update={"steps": steps}), tmp_path)
             try:
@@ -212,7 +193,7 @@ async def test_sigterm_checkpoints_settles_and_exits_zero(
     tmp_path: Path, redis_store: RedisStore, model_dir: Path
 ) -> None:
     config = train_config(tmp_path, redis_store.config, "stopped", model_dir, steps=500, checkpoint={"every": 100})
-    async with running(engine_for(redis_store, config)):
+    async with running(simulated(redis_store, config)):
         daemon = Daemon(config, tmp_path)
         try:
             await steps_reached(config.run_dir, 2, daemon)
@@ -311,7 +292,7 @@ async def test_a_fenced_trainer_stops_at_once(
     tmp_path: Path, redis_store: RedisStore, model_dir: Path, ray_address: str
 ) -> None:
     config = train_config(tmp_path, redis_store.config, "fenced", model_dir, ray_address=ray_address, steps=500)
-    async with running(engine_for(redis_store, config)):
+    async with running(simulated(redis_store, config)):
         daemon = Daemon(config, tmp_path)
         try:
             await steps_reached(config.run_dir, 1, daemon)
@@ -339,7 +320,7 @@ async def test_groups_that_are_too_old_are_dropped_as_stale(
         push={"collective": False, "deadline_s": 0.5},
         staleness={"max_age": 2, "eta": 1},
     )
-    async with running(engine_for(redis_store, config, follow=False)):
+    async with running(simulated(redis_store, config, follow=False)):
         daemon = Daemon(config, tmp_path)
         try:
             await steps_reached(config.run_dir, 2, daemon)
@@ -373,7 +354,7 @@ async def test_two_ranks_with_a_reference_and_overlapped_evaluation(
             "eval": write_prompts(tmp_path / "eval.jsonl", 4, offset=500),
         },
     )
-    async with running(engine_for(redis_store, config)):
+    async with running(simulated(redis_store, config)):
         daemon = Daemon(config, tmp_path)
         try:
             await steps_reached(config.run_dir, 1, daemon)

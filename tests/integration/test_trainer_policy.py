@@ -4,12 +4,10 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import ray
 import torch
@@ -18,7 +16,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from rollout.errors import NightshiftError
 from tests.tiny_models import ARCHITECTURES, Architecture, build_policy, build_tokenizer
-from tests.trainer_kit import called_until_dead
+from tests.trainer_kit import called_until_dead, worker_pids
 from trainer.algorithm import AlgorithmConfig
 from trainer.batch import Row, make_batch
 from trainer.config import OptimizerConfig, WorkersConfig
@@ -39,13 +37,6 @@ STAGES = [(0, "float32"), (1, "float32"), (2, "float32"), (3, "float32"), (1, "b
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_policy(tmp_path_factory.mktemp("policy"), "qwen3_tied")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
-    yield
-    ray.shutdown()
 
 
 def rows(count: int = 24, *, behavior: float = -5.5) -> list[Row]:
@@ -84,9 +75,8 @@ def test_zero_stages_take_the_same_steps(model_dir: Path) -> None:
     assert found[0] != pytest.approx(untrained, abs=1e-3)
 
 
-@pytest.mark.parametrize("stage", [0, 2])
-async def test_two_ranks_take_the_same_steps_as_one(cluster: None, model_dir: Path, tmp_path: Path, stage: int) -> None:
-    group = await RayGroups().start_policy(spec(model_dir, stage, 2).workers, spec(model_dir, stage, 2))
+async def test_two_ranks_take_the_same_steps_as_one(ray_address: str, model_dir: Path, tmp_path: Path) -> None:
+    group = await RayGroups().start_policy(spec(model_dir, 0, 2).workers, spec(model_dir, 0, 2))
     try:
         for _ in range(3):
             results = await group.dispatch("update", shares(2), 1e-3)
@@ -99,7 +89,7 @@ async def test_two_ranks_take_the_same_steps_as_one(cluster: None, model_dir: Pa
     assert logprobs[0] == pytest.approx(alone, abs=1e-4)
 
 
-async def test_a_killed_worker_is_reported_by_role_and_rank(cluster: None, model_dir: Path) -> None:
+async def test_a_killed_worker_is_reported_by_role_and_rank(ray_address: str, model_dir: Path) -> None:
     group = await RayGroups().start_policy(spec(model_dir).workers, spec(model_dir))
     try:
         ray.kill(group._actors[0])
@@ -109,10 +99,10 @@ async def test_a_killed_worker_is_reported_by_role_and_rank(cluster: None, model
         group.close()
 
 
-async def test_what_a_crashed_worker_printed_last_is_shown(cluster: None, model_dir: Path) -> None:
+async def test_what_a_crashed_worker_printed_last_is_shown(ray_address: str, model_dir: Path) -> None:
     group = await RayGroups().start_policy(spec(model_dir).workers, spec(model_dir))
     try:
-        (pid,) = [p.pid for p in psutil.process_iter(["name"]) if (p.info["name"] or "").startswith("ray::PolicyWork")]
+        (pid,) = worker_pids()
         os.kill(pid, signal.SIGSEGV)
         with pytest.raises(WorkerDied, match=r"(?s)policy worker 0 of 1 died: .*; the end of its log .*Segmentation"):
             await called_until_dead(group)
@@ -120,13 +110,13 @@ async def test_what_a_crashed_worker_printed_last_is_shown(cluster: None, model_
         group.close()
 
 
-async def test_workers_that_do_not_fit_are_an_error_that_names_the_need(cluster: None) -> None:
+async def test_workers_that_do_not_fit_are_an_error_that_names_the_need(ray_address: str) -> None:
     workers = WorkersConfig(cpus=64, start_timeout_s=1)
     with pytest.raises(WorkerDied, match=r"no room for workers.world_size=1 x \{'CPU': 64.0\}"):
         await asyncio.wait_for(Place.reserve("policy", [workers], knob="workers"), 60)
 
 
-async def test_a_broken_model_is_reported_from_the_worker_as_what_it_is(cluster: None, tmp_path: Path) -> None:
+async def test_a_broken_model_is_reported_from_the_worker_as_what_it_is(ray_address: str, tmp_path: Path) -> None:
     with pytest.raises(NightshiftError, match="is not a directory") as raised:
         await RayGroups().start_policy(spec(tmp_path / "absent").workers, spec(tmp_path / "absent"))
     assert isinstance(raised.value, ModelError)

@@ -3,42 +3,20 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-import ray
 
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
-from tests.simulated_engine import SimulatedEngine, low_ids, running
+from tests.simulated_engine import running, simulated
 from tests.tiny_models import build_policy
-from tests.trainer_kit import Daemon, metrics, steps_reached, train_config
-from trainer.config import TrainConfig
+from tests.trainer_kit import Daemon, metrics, steps_reached, train_config, worker_pids
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_policy(tmp_path_factory.mktemp("policy"), "qwen3_tied")
-
-
-@pytest.fixture(scope="module")
-def ray_address() -> Iterator[str]:
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
-    try:
-        yield str(ray.get_runtime_context().gcs_address)
-    finally:
-        ray.shutdown()
-
-
-def engine_for(store: RedisStore, config: TrainConfig) -> SimulatedEngine:
-    return SimulatedEngine(store, fleet=config.fleet, run=config.run, model_dir=config.model.path, reward=low_ids)
-
-
-def kill_a_policy_worker() -> None:
-    workers = [p.pid for p in psutil.process_iter(["name"]) if (p.info["name"] or "").startswith("ray::PolicyWork")]
-    os.kill(workers[0], signal.SIGKILL)
 
 
 async def test_a_run_goes_on_from_its_newest_checkpoint_with_new_workers(
@@ -56,9 +34,9 @@ async def test_a_run_goes_on_from_its_newest_checkpoint_with_new_workers(
     )
     daemon = Daemon(config, tmp_path)
     try:
-        async with running(engine_for(redis_store, config)) as engine:
+        async with running(simulated(redis_store, config)) as engine:
             await steps_reached(config.run_dir, 6, daemon)
-            kill_a_policy_worker()
+            os.kill(worker_pids()[0], signal.SIGKILL)
             assert await daemon.exit_code() == 0, daemon.output
     finally:
         daemon.end()
@@ -84,9 +62,9 @@ async def test_a_run_that_may_not_restart_ends_and_names_the_worker(
     )
     daemon = Daemon(config, tmp_path)
     try:
-        async with running(engine_for(redis_store, config)):
+        async with running(simulated(redis_store, config)):
             await steps_reached(config.run_dir, 2, daemon)
-            kill_a_policy_worker()
+            os.kill(worker_pids()[0], signal.SIGKILL)
             assert await daemon.exit_code(60) == 1, daemon.output
     finally:
         daemon.end()

@@ -1,12 +1,11 @@
 """The loss curve of a policy is the same however DeepSpeed shards it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import torch
 from safetensors.torch import load_file
 
@@ -27,13 +26,6 @@ pytestmark = pytest.mark.usefixtures("single_rank")
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_policy(tmp_path_factory.mktemp("policy"), "qwen3_tied")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -60,20 +52,11 @@ def shares(step: int, world_size: int) -> list[list[MicroBatch]]:
     return make_batch(rows, world_size=world_size, max_tokens=64, aggregation="token_mean")
 
 
-@pytest.mark.parametrize(
-    "workers",
-    [
-        {"zero_stage": 1},
-        {"zero_stage": 2},
-        {"zero_stage": 3},
-        {"zero_stage": 3, "offload_optimizer": True},
-        {"zero_stage": 3, "gradient_checkpointing": True},
-    ],
-)
+@pytest.mark.parametrize("stage", [1, 2, 3])
 async def test_two_ranks_of_every_stage_have_the_losses_of_one_rank_alone(
-    cluster: None, model_dir: Path, alone: Sequence[float], workers: dict[str, Any]
+    ray_address: str, model_dir: Path, alone: Sequence[float], stage: int
 ) -> None:
-    sharded = spec(model_dir, world_size=2, **workers)
+    sharded = spec(model_dir, world_size=2, zero_stage=stage)
     group = await RayGroups().start_policy(sharded.workers, sharded)
     try:
         losses = []
@@ -84,6 +67,14 @@ async def test_two_ranks_of_every_stage_have_the_losses_of_one_rank_alone(
         group.close()
     assert losses == pytest.approx(alone, abs=TOLERANCE)
     assert max(alone) - min(alone) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("option", ["offload_optimizer", "gradient_checkpointing"])
+def test_what_saves_memory_changes_no_loss(model_dir: Path, alone: Sequence[float], stage: int, option: str) -> None:
+    core = PolicyCore(spec(model_dir, zero_stage=stage, **{option: True}))
+    losses = [core.update(shares(step, 1)[0], lr=1e-3).sums["loss"] for step in range(STEPS)]
+    assert losses == pytest.approx(alone, abs=TOLERANCE)
 
 
 OFFLOADED = [(1, "float32"), (2, "float32"), (3, "float32"), (1, "bfloat16"), (3, "bfloat16")]
@@ -120,7 +111,7 @@ def test_an_offloaded_optimizer_is_saved_restored_and_undone_like_any_other(
 
 
 async def test_a_checkpoint_of_two_ranks_in_stage_3_continues_on_one_rank_that_shards_nothing_and_back(
-    cluster: None, model_dir: Path, tmp_path: Path
+    ray_address: str, model_dir: Path, tmp_path: Path
 ) -> None:
     for name in ("sharded", "alone"):
         (tmp_path / name).mkdir()
