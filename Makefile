@@ -8,7 +8,7 @@ DEMO_ARGS ?=
 RECIPE ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo demo-ppo test test-fleet test-trainer e2e-demo e2e-train unit check check-types check-units-1 check-units-2 bench-loop bench-staleness bench-trainer gpu-check lock clean
+.PHONY: help setup demo demo-ppo test test-fleet test-trainer e2e-demo e2e-train unit check check-types units-1 units-2 bench-loop bench-staleness bench-trainer gpu-check lock clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -23,15 +23,15 @@ demo-ppo: ## the same by PPO: ZeRO-2 policy, critic, reference and a reward mode
 	@$(MAKE) --no-print-directory demo RECIPE=ppo-critic DEMO_ARGS="--dir runs/demo-ppo $(DEMO_ARGS)"
 
 test: setup ## every tier: unit; integration and faults with one fleet; end to end, which starts its own
-	@$(PY) -m pytest tests/unit $(PYTEST_ARGS)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target units-1 units-2
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-trainer test-fleet
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target e2e-demo e2e-train
 
 # Neither half keeps two cores busy: one waits for engines, the other for workers that start.
 TRAINER_TESTS := $(wildcard $(addprefix tests/integration/test_,trainer_*.py replay.py record.py exact_resume.py critic.py lora.py \
-	packed_policy.py reward_model.py role_groups.py zero_stages.py bench_staleness.py) $(addprefix tests/faults/test_,replay_killed.py worker_killed.py))
+	packed_policy.py reward_model.py role_groups.py zero_stages.py bench_staleness.py))
 
-test-fleet: # the queue, the gateway and what else shares one fleet
+test-fleet: # the queue, the gateway, what else shares one fleet, and faults
 	@$(PY) -m pytest tests/integration tests/faults $(addprefix --ignore=,$(TRAINER_TESTS)) --durations 10 $(PYTEST_ARGS)
 
 test-trainer: # the trainer, without engines
@@ -44,14 +44,14 @@ unit: setup ## the unit tier alone
 	@$(PY) -m pytest tests/unit $(PYTEST_ARGS)
 
 check: setup ## lint, format, types and unit tests
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check-units-1 check-units-2 check-types
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target units-1 units-2 check-types
 
 check-types:
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
 
-check-units-1 check-units-2: # half of them each, by their first letters
+units-1 units-2: # half of them each, by their first letters
 	@$(PY) -m pytest $(wildcard tests/unit/test_$(if $(filter %-1,$@),[a-g],[h-z])*.py) --quiet $(PYTEST_ARGS)
 
 bench-loop: setup ## every ratio of the loop into runs/bench/loop.json and loop.png

@@ -1,11 +1,8 @@
-"""A synthetic recording and a replay of it, for tests that kill and restart a run.
+"""A synthetic recording and a replay of it, for tests that kill and restart a run."""
 
-python -m tests.replay_kit CONFIG.json [MILESTONE COUNT]      ends by SIGKILL at the milestone's COUNTth time
-"""
-
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Container
 from pathlib import Path
@@ -27,7 +24,7 @@ from rollout.types import (
     Timings,
     VersionSpan,
 )
-from tests.trainer_kit import ROOT, train_config
+from tests.trainer_kit import train_config
 from trainer.config import TrainConfig
 from trainer.milestone import Milestone
 
@@ -116,31 +113,27 @@ def kill_at(milestone: Milestone, count: int, end: Callable[[], None]) -> Callab
     return observe
 
 
-def replay_process(config: TrainConfig, *kill: str, timeout_s: float = 240) -> tuple[int, str]:
-    """Exit code and output of a replay in a process of its own."""
-    path = config.runs_dir / f"{config.run}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(config.model_dump_json())
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.replay_kit", str(path), *kill],
-        check=False,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    return ended.returncode, ended.stdout + ended.stderr
+def replay_process(config: TrainConfig, milestone: Milestone, count: int, timeout_s: float = 240) -> tuple[int, str]:
+    """Exit code and output of a replay in a process of its own, which dies at the milestone's `count`th time."""
+    config.runs_dir.mkdir(parents=True, exist_ok=True)
+    output = config.runs_dir / f"{config.run}.log"
+    context = multiprocessing.get_context("forkserver")  # imports of five seconds, which every process needs, once
+    context.set_forkserver_preload(["trainer.policy", "trainer.critic", "trainer.daemon", __name__])
+    process = context.Process(target=_replay_until, args=(config, milestone, count, output))
+    process.start()
+    process.join(timeout_s)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    return process.exitcode or 0, output.read_text()
 
 
-def main(arguments: list[str]) -> int:
-    from trainer import daemon, milestone
+def _replay_until(config: TrainConfig, milestone: Milestone, count: int, output: Path) -> None:
+    from trainer import daemon
+    from trainer import milestone as milestones
 
-    if arguments[1:]:
-        name, count = arguments[1:]
-        milestone.observer = kill_at(Milestone(name), int(count), lambda: os.kill(os.getpid(), signal.SIGKILL))
-    return daemon.run(TrainConfig.model_validate_json(Path(arguments[0]).read_text()))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with output.open("wb") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+    milestones.observer = kill_at(milestone, count, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    sys.exit(daemon.run(config))

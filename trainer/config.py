@@ -316,12 +316,12 @@ class TrainOptions(Settings):
     @property
     def group_knobs(self) -> dict[Role, str]:
         """Where the processes of every group are configured, by role."""
-        own = {"critic": self.critic, "reward": self.reward_model}
-        tables = {"critic": "critic.workers", "reward": "reward_model.workers"}
-        return {
-            role: tables[role] if role in own and getattr(own[role], "workers", None) is not None else "workers"
-            for role in self.group_workers
-        }
+        knobs: dict[Role, str] = dict.fromkeys(self.group_workers, "workers")
+        if self.critic is not None and self.critic.workers is not None:
+            knobs["critic"] = "critic.workers"
+        if self.reward_model is not None and self.reward_model.workers is not None:
+            knobs["reward"] = "reward_model.workers"
+        return knobs
 
     @property
     def group_workers(self) -> dict[Role, WorkersConfig]:

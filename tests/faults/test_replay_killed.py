@@ -62,7 +62,7 @@ async def test_a_replay_killed_at_a_milestone_ends_with_the_weights_of_its_twin(
 async def killed_and_resumed(twin: TrainConfig, at: Milestone, tmp_path: Path) -> None:
     config = twin.model_copy(update={"run": "killed", "runs_dir": tmp_path})
     count = 2 if at in ONCE_A_CHECKPOINT else 5  # after the checkpoint of step 3, and not beyond that of step 6
-    code, output = replay_process(config, at.value, str(count))
+    code, output = replay_process(config, at, count)
     assert code == -signal.SIGKILL, output
     assert not (config.run_dir / "checkpoints" / "step-00000007").exists()
     assert len(metrics(config.run_dir)) >= 3
