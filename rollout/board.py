@@ -76,6 +76,14 @@ class Heartbeat:
     """Why it is not healthy."""
     pinned: int | None = None
     """The version it is held at for an evaluation."""
+    rollout_cuts: int = 0
+    """Samples that gave their seat to a user since start; their tokens stayed."""
+    rollout_salvaged: int = 0
+    """Response tokens that samples went on from, after a cut or another attempt's."""
+    rollout_prefilled_again: int = 0
+    """Prompt and response tokens computed once more to go on from those."""
+    rollout_lost: int = 0
+    """Response tokens generated here and neither handed in nor salvaged."""
 
 
 @dataclass(frozen=True, slots=True)

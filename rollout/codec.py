@@ -1,4 +1,5 @@
-"""Bytes of the two records that Redis keeps per group: the request and, once it is generated, the scored group.
+"""Bytes of the records that Redis keeps per group: the request, what was salvaged of its samples while they are being
+generated, and afterwards the scored group.
 
 Both directions check what training relies on (lengths, spans, finite numbers), so that a bad group is refused where it
 is made, and one damaged on the way is dead-lettered where it is read.
@@ -19,6 +20,7 @@ from rollout.types import (
     BlobRef,
     FinishReason,
     Group,
+    Partial,
     Purpose,
     RewardSpec,
     RolloutRequest,
@@ -41,6 +43,7 @@ def _without_time(record: Record) -> Record:
 
 REQUEST_SCHEMA = Schema(kind=b"R", current=2, upgrades={1: _without_time})
 GROUP_SCHEMA = Schema(kind=b"G")
+SALVAGE_SCHEMA = Schema(kind=b"S")
 
 
 def check_storable(value: object) -> None:
@@ -138,6 +141,43 @@ def decode_group(data: bytes) -> Group:
     return group
 
 
+def encode_salvage(samples: Mapping[int, Partial]) -> bytes:
+    """Of a group's samples by their index. Raises CodecError when one breaks a promise of its fields."""
+    arrays = ArrayWriter()
+    record: Record = {}
+    for index, sample in samples.items():
+        _check_partial(sample, f"sample {index}")
+        record[str(index)] = {
+            "response": arrays.add(np.array(sample.token_ids, np.int32)),
+            "logprobs": arrays.add(np.array(sample.logprobs, np.float32)),
+            "spans": [[s.version, s.start, s.stop] for s in sample.version_spans],
+            "finish": sample.finish_reason.value,
+        }
+    return pack(SALVAGE_SCHEMA, record, arrays)
+
+
+def decode_salvage(data: bytes) -> dict[int, Partial]:
+    """Raises CodecError."""
+    record, arrays = unpack(SALVAGE_SCHEMA, data)
+    try:
+        samples = {
+            int(index): Partial(
+                token_ids=tuple(arrays[sample["response"]].tolist()),
+                logprobs=tuple(arrays[sample["logprobs"]].tolist()),
+                version_spans=tuple(VersionSpan(*span) for span in sample["spans"]),
+                finish_reason=FinishReason(sample["finish"]),
+            )
+            for index, sample in record.items()
+        }
+        for index, sample in samples.items():
+            _check_partial(sample, f"sample {index}")
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, CodecError):
+            raise
+        raise CodecError(f"not a salvage: {error!r}") from error
+    return samples
+
+
 def check_group(group: Group) -> None:
     """Raise CodecError naming the first field that breaks its promise."""
     sizes = {len(group.samples_G), len(group.rewards_G), len(group.breakdown_G)}
@@ -194,6 +234,15 @@ def _check_segment(segment: Segment, where: str) -> None:
     if segment.loss_mask_T.max() > 1:
         raise CodecError(f"{where}: loss_mask_T must be 0 or 1")
     _check_spans(segment.version_spans, size, where)
+
+
+def _check_partial(sample: Partial, where: str) -> None:
+    size = len(sample.token_ids)
+    if not size or not all(_is_int(token) and 0 <= token <= _MAX_ID for token in sample.token_ids):
+        raise CodecError(f"{where}: token_ids must hold 1 or more token ids in [0, {_MAX_ID}]")
+    if len(sample.logprobs) != size or not all(map(_is_finite, sample.logprobs)):
+        raise CodecError(f"{where}: {len(sample.logprobs)} logprobs; {size} finite ones are expected, one a token")
+    _check_spans(sample.version_spans, size, where)
 
 
 def _check_array(array: npt.NDArray[Any], dtype: type[np.generic], where: str) -> None:

@@ -3,10 +3,10 @@
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from rollout.codec import check_group, encode_request, requests_digest
+from rollout.codec import check_group, encode_request, encode_salvage, requests_digest
 from rollout.errors import Fenced, IdempotencyConflict, LeaseLost, NotFound, QueueFull, WriterBusy
 from rollout.queue import (
     MAX_REASON_CHARS,
@@ -20,7 +20,7 @@ from rollout.queue import (
     Submission,
     group_id,
 )
-from rollout.types import TERMINAL_STATES, Experience, Group, GroupState, Purpose, RolloutRequest
+from rollout.types import TERMINAL_STATES, Experience, Group, GroupState, Partial, Purpose, RolloutRequest
 
 
 @dataclass(slots=True)
@@ -38,6 +38,7 @@ class _Record:
     holder: int | None = None
     scored: int = 0
     """Place in the order of completion."""
+    salvaged: dict[int, Partial] = field(default_factory=dict)
     group: Group | None = None
     reason: str | None = None
     ended_ms: int | None = None
@@ -76,6 +77,7 @@ class MemoryQueue:
         self._dead: deque[DeadLetter] = deque(maxlen=10_000)
         self._writer = _Writer()
         self._credits: int | None = None
+        self._eta: int | None = None
         self._scored = 0
 
     # producers
@@ -136,15 +138,19 @@ class MemoryQueue:
             record = self._records.get(lease.group_id)
             if record and record.state is GroupState.LEASED and record.attempt == lease.attempt:
                 record.deadline_ms = self._clock() + _ms(lease_s)
-                held.append(Lease(lease.group_id, lease.attempt, lease.request, record.deadline_ms))
+                held.append(replace(lease, deadline_ms=record.deadline_ms))
         return held
+
+    async def salvage(self, lease: Lease, samples: Mapping[int, Partial]) -> None:
+        encode_salvage(samples)  # checks them
+        self._holding(lease).salvaged = dict(samples)
 
     async def complete(self, lease: Lease, group: Group) -> None:
         check_group(group)
         record = self._leased(lease, "complete")
         if record is None:
             return
-        record.group = group
+        record.group, record.salvaged = group, {}
         if record.request.purpose is Purpose.TRAIN:
             self._scored += 1
             record.state, record.scored = GroupState.EXPERIENCE, self._scored
@@ -191,7 +197,7 @@ class MemoryQueue:
 
     async def set_gate(self, token: int, *, batch_groups: int, eta: int) -> None:
         self._check_writer(token)
-        self._credits = batch_groups * (eta + 1)
+        self._credits, self._eta = batch_groups * (eta + 1), eta
 
     async def lease_experience(
         self, token: int, *, count: int, group_ids: Sequence[str] | None = None
@@ -303,7 +309,9 @@ class MemoryQueue:
             else:
                 record.state, record.failures, record.returned_ms = GroupState.LEASED, failures, None
                 record.attempt, record.deadline_ms = record.attempt + 1, deadline
-                leases.append(Lease(gid, record.attempt, record.request, deadline))
+                max_age = self._eta if record.request.purpose is Purpose.TRAIN else None
+                salvaged = dict(record.salvaged)
+                leases.append(Lease(gid, record.attempt, record.request, deadline, salvaged, max_age))
         return leases
 
     def _leased(self, lease: Lease, verb: str) -> _Record | None:
@@ -311,15 +319,21 @@ class MemoryQueue:
         record = self._records.get(lease.group_id)
         if record and record.done == (lease.attempt, verb):
             return None
+        record = self._holding(lease)
+        record.done = (lease.attempt, verb)
+        return record
+
+    def _holding(self, lease: Lease) -> _Record:
+        """The record, which the lease holds. Raises LeaseLost."""
+        record = self._records.get(lease.group_id)
         if record is None or record.state is not GroupState.LEASED or record.attempt != lease.attempt:
             now = "gone" if record is None else f"{record.state} at attempt {record.attempt}"
             raise LeaseLost(f"group {lease.group_id}: attempt {lease.attempt} is over; it is {now}")
-        record.done = (lease.attempt, verb)
         return record
 
     def _end(self, gid: str, outcome: GroupState, reason: str) -> None:
         record = self._records[gid]
-        record.state, record.ended_ms = outcome, self._clock()
+        record.state, record.ended_ms, record.salvaged = outcome, self._clock(), {}
         record.reason = reason[:MAX_REASON_CHARS] or None
         if outcome is GroupState.DEAD:
             self._dead.append(DeadLetter(gid, reason[:MAX_REASON_CHARS], record.ended_ms))

@@ -7,10 +7,10 @@ another consumer takes the group over. A call that is sent twice because its ans
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from rollout.types import Experience, Group, GroupState, Purpose, RolloutRequest
+from rollout.types import Experience, Group, GroupState, Partial, Purpose, RolloutRequest
 
 SETTLED_STATES = frozenset({GroupState.TRAINED, GroupState.FILTERED, GroupState.STALE, GroupState.DEAD})
 """How experience may end."""
@@ -54,6 +54,11 @@ class Lease:
     """1 for the first lease of a group."""
     request: RolloutRequest
     deadline_ms: int
+    salvaged: Mapping[int, Partial] = field(default_factory=dict)
+    """What earlier attempts left of the samples, by index."""
+    max_age: int | None = None
+    """A salvaged sample whose oldest version is further behind than this is not worth continuing: the gate's eta, which
+    the writer sets and which holds for train groups; None where none is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +159,12 @@ class RolloutQueue(Protocol):
 
     async def renew(self, consumer: str, leases: Sequence[Lease], *, lease_s: float) -> list[Lease]:
         """The leases that still hold, with new deadlines; the missing ones are lost (expired or cancelled)."""
+        ...
+
+    async def salvage(self, lease: Lease, samples: Mapping[int, Partial]) -> None:
+        """Keep what there is of the samples, by index, for whoever leases the group next; it replaces what was kept
+        before, and goes when the group is complete or has ended. Raises LeaseLost, CodecError.
+        """
         ...
 
     async def complete(self, lease: Lease, group: Group) -> None:

@@ -5,12 +5,21 @@ Every verb is one round trip of one script, which also moves the ledger.
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
-from rollout.codec import decode_group, decode_request, encode_group, encode_request, requests_digest
+from rollout.codec import (
+    decode_group,
+    decode_request,
+    decode_salvage,
+    encode_group,
+    encode_request,
+    encode_salvage,
+    requests_digest,
+)
 from rollout.errors import (
     CodecError,
     Fenced,
@@ -34,7 +43,7 @@ from rollout.queue import (
     group_id,
 )
 from rollout.redis_store import Argument, RedisStore, ScriptRefusal
-from rollout.types import TERMINAL_STATES, Experience, Group, GroupState, Purpose, RolloutRequest
+from rollout.types import TERMINAL_STATES, Experience, Group, GroupState, Partial, Purpose, RolloutRequest
 
 log = structlog.get_logger(__name__)
 
@@ -116,9 +125,19 @@ class RedisQueue:
             "lease", self._now(), secrets.token_hex(8), consumer, count, _ms(lease_s), *(p.value for p in purposes)
         )
         leases = []
-        for gid, attempt, deadline, body in rows:
+        for gid, attempt, deadline, body, salvaged, max_age in rows:
             try:
-                leases.append(Lease(gid.decode(), attempt, decode_request(body), deadline))
+                request = decode_request(body)
+                leases.append(
+                    Lease(
+                        gid.decode(),
+                        attempt,
+                        request,
+                        deadline,
+                        _salvaged(gid, salvaged, request.n),
+                        int(max_age) if max_age and request.purpose is Purpose.TRAIN else None,
+                    )
+                )
             except CodecError as error:
                 await self._give_back(gid.decode(), attempt, f"corrupt: {error}", "reject")
         return leases
@@ -129,10 +148,13 @@ class RedisQueue:
         pairs = [part for lease in leases for part in (lease.group_id, lease.attempt)]
         deadlines = await self._run("renew", self._now(), _ms(lease_s), *pairs)
         return [
-            Lease(lease.group_id, lease.attempt, lease.request, deadline)
+            replace(lease, deadline_ms=deadline)
             for lease, deadline in zip(leases, deadlines, strict=True)
             if deadline
         ]
+
+    async def salvage(self, lease: Lease, samples: Mapping[int, Partial]) -> None:
+        await self._run("salvage", self._now(), lease.group_id, lease.attempt, encode_salvage(samples) if samples else "")
 
     async def complete(self, lease: Lease, group: Group) -> None:
         await self._run("complete", self._now(), lease.group_id, lease.attempt, encode_group(group))
@@ -291,6 +313,15 @@ def _readable(gid: str, result: bytes | None) -> Group | None:
     except CodecError as error:
         log.warning("result_corrupt", group=gid, error=str(error))
         return None
+
+
+def _salvaged(gid: bytes, data: bytes, n: int) -> dict[int, Partial]:
+    """A damaged salvage costs what it would have saved, and nothing else."""
+    try:
+        return {i: sample for i, sample in decode_salvage(data).items() if i < n} if data else {}
+    except CodecError as error:
+        log.warning("salvage_corrupt", group=gid.decode(), error=str(error))
+        return {}
 
 
 def _ms(seconds: float) -> int:

@@ -126,6 +126,31 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class Partial:
+    """What there is of one sample, finished or cut: T >= 1 response tokens, to go on from.
+
+    >>> Partial((7, 8), (-0.5, -1.5), (VersionSpan(3, 0, 2),), FinishReason.ABORT)
+    """
+
+    token_ids: tuple[int, ...]
+    """Length T."""
+    logprobs: tuple[float, ...]
+    """Length T, of the distribution that sampled."""
+    version_spans: tuple[VersionSpan, ...]
+    """Cover [0, T)."""
+    finish_reason: FinishReason = FinishReason.ABORT
+    """ABORT is to be continued."""
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not FinishReason.ABORT
+
+    @property
+    def oldest_version(self) -> int:
+        return min(span.version for span in self.version_spans)
+
+
+@dataclass(frozen=True, slots=True)
 class BlobRef:
     """A large object outside Redis."""
 

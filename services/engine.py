@@ -143,11 +143,20 @@ class Replica:
             version=self.reconciler.version,
         )
 
+    @property
+    def version(self) -> int:
+        return self.reconciler.version
+
+    @property
+    def pinned(self) -> int | None:
+        return self.reconciler.pinned
+
     async def settled(self) -> None:
         await self.reconciler.settled()
 
     def heartbeat(self) -> Heartbeat:
         """What the board shows of this replica now."""
+        tally = self.harvester.tally
         return Heartbeat(
             replica=self.name,
             host=socket.gethostname(),
@@ -158,7 +167,7 @@ class Replica:
             seats_total=self._config.engine.max_num_seqs,
             seats_users=self.users.held,
             seats_rollouts=self._seats.held,
-            rollout_tokens=self.harvester.tokens,
+            rollout_tokens=tally.generated,
             user_requests=self.users.requests_ended,
             rehearsal_gap=self._rehearsal_gap,
             pushes=tuple(self.reconciler.pushes),
@@ -166,13 +175,17 @@ class Replica:
             sent_at=time.time(),
             detail=self._swap.broken or self.reconciler.detail,
             pinned=None if self._engine.dead else self.reconciler.pinned,
+            rollout_cuts=tally.cuts,
+            rollout_salvaged=tally.salvaged,
+            rollout_prefilled_again=tally.prefilled_again,
+            rollout_lost=tally.lost,
         )
 
     def _capacity(self) -> int:
         return rollout_seats(self._config.engine.max_num_seqs, self._config.harvest.user_reserve, self.users.held)
 
     def _resize(self) -> None:
-        self._seats.resize(self._capacity())
+        self._seats.resize(self._capacity(), most=self._config.engine.max_num_seqs - self.users.held)
 
     async def _beat(self) -> None:
         news = self.reconciler.news

@@ -1,62 +1,38 @@
 """The loop that turns seats users leave free into scored groups.
 
-lease a group -> seat each sample -> generate -> reward -> complete
-                                  \\-- anything fails: release, counted as a failure
+lease a group -> GroupWork (seats, samples, rewards) -> complete
+                    |            \\-- anything fails: release, counted as a failure
+                    +-- now and then, and when it is given back: salvage
 """
 
 import asyncio
-import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-import numpy as np
 import structlog
 
-from rollout.errors import LeaseLost, NightshiftError, RewardError, StoreUnavailable
+from rollout.errors import CodecError, LeaseLost, StoreUnavailable
 from rollout.queue import Lease, RolloutQueue
-from rollout.rewards import Reward, RewardInput
-from rollout.types import Group, Purpose, RolloutRequest, Sample, Sampling, Segment, Timings
+from rollout.types import Partial, Purpose, RolloutRequest
 from services.config import HarvestConfig
-from services.generated import Generated
-from services.seats import Seats, Ticket
+from services.group_work import GroupWork, Scorer
+from services.partials import continued
+from services.sample_run import EngineGone, Generator, Tally
+from services.seats import Seats
 
 _GROUPS_PER_SEAT = 2
 """Most groups held for each seat: rewards that are slower than generation end up here and stop the leasing."""
 _OUTAGE_WAIT_S = 1.0
+_LOOK_S = 0.1
+"""Between two looks at what is to be salvaged or given back."""
 _STOPPED = "replica stopped"
 _NOT_ALLOWED = "the replica may no longer harvest this purpose"
+_NO_SEAT = "users need the seats of the replica"
 
 _log = structlog.get_logger(__name__)
-
-
-class Generator(Protocol):
-    """What the harvester needs of an engine."""
-
-    @property
-    def max_model_len(self) -> int: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def dead(self) -> bool:
-        """Whether it has ended for good."""
-        ...
-
-    async def generate_sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None
-    ) -> Generated: ...
-
-
-class Scorer(Protocol):
-    """What the harvester needs of the reward pool."""
-
-    def __contains__(self, name: str) -> bool: ...
-
-    async def score(self, name: str, samples: Sequence[RewardInput]) -> list[Reward]: ...
 
 
 class Fleet(Protocol):
@@ -70,24 +46,36 @@ class Fleet(Protocol):
         """That may be leased now; empty when the replica's weights are not verified or too old."""
         ...
 
+    @property
+    def version(self) -> int:
+        """Of the weights in use."""
+        ...
+
+    @property
+    def pinned(self) -> int | None:
+        """The version that the replica is held at for an evaluation."""
+        ...
+
     async def settled(self) -> None:
         """Returns when no check of new weights is running; one that fails calls `give_up`."""
         ...
-
-
-class EngineGone(NightshiftError, RuntimeError):
-    """The engine ended before a sample had begun on it."""
 
 
 @dataclass(slots=True)
 class _Held:
     queue: RolloutQueue
     lease: Lease
-    tickets: list[Ticket]
-    """One a sample; asked for at once, so that the next look at free seats sees them."""
+    work: GroupWork
     task: asyncio.Task[None] = field(init=False)
     lost: bool = False
     given_up: str = ""
+    """Why it is being given back."""
+    trusted: bool = True
+    """Whether what was sampled may be salvaged."""
+    parting: Mapping[int, Partial] | None = None
+    """What there was of its samples when it was ended."""
+    idle_since: float | None = None
+    """When it was first seen without a seat, monotonic."""
 
 
 class Harvester:
@@ -105,8 +93,7 @@ class Harvester:
         self._held: dict[tuple[str, str], _Held] = {}
         self._ended = asyncio.Event()
         self._turn = 0
-        self.tokens = 0
-        """Response tokens generated since start."""
+        self.tally = Tally()
 
     async def run(self) -> None:
         """Harvest until cancelled, then give every lease back; a loop that breaks ends the other and is raised."""
@@ -114,14 +101,15 @@ class Harvester:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(self._renew_forever())
                 loops.create_task(self._lease_forever())
+                loops.create_task(self._salvage_forever())
         finally:
             await self._return_all()
 
     def give_up(self, reason: str) -> None:
         """Abort all work in flight and give its leases back; what was sampled so far cannot be trusted."""
         for held in self._held.values():
-            held.given_up = reason
-            held.task.cancel()
+            held.trusted, held.given_up = False, reason
+            self._end(held)
 
     async def _lease_forever(self) -> None:
         while True:
@@ -178,53 +166,58 @@ class Harvester:
     def _start(self, queue: RolloutQueue, lease: Lease) -> None:
         key = (queue.run, lease.group_id)
         if earlier := self._held.get(key):
-            _lose(earlier)  # it ran past its deadline and this replica itself took the group over
-        held = _Held(queue, lease, [self._seats.ask() for _ in range(lease.request.n)])
+            self._lose(earlier)  # it ran past its deadline and this replica itself took the group over
+        held = _Held(queue, lease, self._work_on(lease))
         self._held[key] = held
-        held.task = asyncio.create_task(self._work(held))
+        held.task = asyncio.create_task(self._finish(held))
         # not in the task itself: one that is cancelled before its first step runs none of its code
         held.task.add_done_callback(lambda _: self._forget(key, held))
 
+    def _work_on(self, lease: Lease) -> GroupWork:
+        return GroupWork(
+            lease.request,
+            replica=self._replica,
+            engine=self._engine,
+            seats=self._seats,
+            rewards=self._rewards,
+            kept=continued(lease, version=self._fleet.version, pinned=self._fleet.pinned is not None),
+            tally=self.tally,
+        )
+
     def _forget(self, key: tuple[str, str], held: _Held) -> None:
-        for ticket in held.tickets:
-            self._seats.leave(ticket)
+        held.work.leave()
         if self._held.get(key) is held:
             del self._held[key]
         self._ended.set()
 
-    async def _work(self, held: _Held) -> None:
+    async def _finish(self, held: _Held) -> None:
         """One leased group to its end; nothing that happens to it stops the loop."""
         try:
             await self._produce(held)
         except LeaseLost as error:
             _log.info("lease_lost", group=held.lease.group_id, error=str(error))
+            self._count_lost(held)
         except asyncio.CancelledError:
-            if not held.lost:
-                await self._release(held, reason=held.given_up or _STOPPED, failed=False)
+            if held.lost:
+                self._count_lost(held)
+            else:
+                await self._give_back(held, reason=held.given_up or _STOPPED)
         except Exception as error:
             cause = _first(error)
             _log.warning("group_failed", group=held.lease.group_id, attempt=held.lease.attempt, error=repr(cause))
             # What an engine computed when it died may be why it did, and counts; what only waited for it does not.
-            failed = not isinstance(cause, EngineGone)
-            await self._release(held, reason=f"{type(cause).__name__}: {cause}", failed=failed)
+            await self._fail(held, cause, failed=not isinstance(cause, EngineGone))
 
     async def _produce(self, held: _Held) -> None:
-        request, leased_at, started = held.lease.request, time.time(), time.monotonic()
-        if problem := self._impossible(request):
+        if problem := self._impossible(held.lease.request):
             await held.queue.reject(held.lease, reason=problem)
             return
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._sample(request, i, t)) for i, t in enumerate(held.tickets)]
-        generated = [t.result() for t in tasks]
-        generated_s = time.monotonic() - started
-        rewards = await self._score(request, generated)
-        rewarded_s = time.monotonic() - started - generated_s
+        group = await held.work.produce()
         await self._fleet.settled()
         if held.given_up:  # what awaited above may have ended at the very moment of the cancellation and lost it
-            await self._release(held, reason=held.given_up, failed=False)
+            await self._give_back(held, reason=held.given_up)
             return
-        timings = Timings(leased_at=leased_at, generated_s=generated_s, rewarded_s=rewarded_s)
-        await held.queue.complete(held.lease, scored_group(request, generated, rewards, self._replica, timings))
+        await held.queue.complete(held.lease, group)
 
     def _impossible(self, request: RolloutRequest) -> str | None:
         """Why no engine of this fleet can ever do the request."""
@@ -236,30 +229,70 @@ class Harvester:
             return f"reward {request.reward.name!r} is not configured in this fleet (rewards.functions of its settings)"
         return None
 
-    async def _sample(self, request: RolloutRequest, index: int, ticket: Ticket) -> Generated:
+    async def _salvage_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for held in list(self._held.values()):
+                if held.work.due(self._config.salvage_tokens // 2):
+                    with suppress(LeaseLost, StoreUnavailable):
+                        await self._salvage(held, held.work.so_far())
+                self._mind_waiting(held)
+
+    async def _salvage(self, held: _Held, samples: Mapping[int, Partial]) -> None:
+        """Keep the samples in the queue, once a check of the weights that made them has passed."""
+        await self._fleet.settled()
+        newer = held.parting is not None and samples is not held.parting
+        if newer or not held.trusted:
+            return
         try:
-            await ticket
-            if self._engine.dead:
-                raise EngineGone("the engine ended before this sample began")
-            seed = sample_seed(request.sampling.seed, index)
-            generated = await self._engine.generate_sample(request.prompt_ids, request.sampling, seed=seed)
-        finally:
-            self._seats.leave(ticket)
-        self.tokens += len(generated.token_ids)
-        return generated
+            await held.queue.salvage(held.lease, samples)
+        except CodecError:
+            _log.exception("salvage_refused", group=held.lease.group_id)
+            return
+        held.work.saved(samples)
 
-    async def _score(self, request: RolloutRequest, generated: Sequence[Generated]) -> list[Reward]:
-        if request.reward is None:
-            return [Reward(0.0, {}) for _ in generated]
-        inputs = [reward_input(request, g) for g in generated]
-        rewards = await self._rewards.score(request.reward.name, inputs)
-        if len(rewards) != len(inputs):
-            raise RewardError(f"{len(inputs)} samples but {len(rewards)} rewards")
-        return rewards
+    def _mind_waiting(self, held: _Held) -> None:
+        """A group that has had no seat for a while may find one on another replica."""
+        now = time.monotonic()
+        if not held.work.waits:
+            held.idle_since = None
+        elif held.idle_since is None:
+            held.idle_since = now
+        elif now - held.idle_since > self._config.give_back_s and not held.given_up:
+            held.given_up = _NO_SEAT
+            self._end(held)
 
-    async def _release(self, held: _Held, *, reason: str, failed: bool) -> None:
+    async def _give_back(self, held: _Held, *, reason: str) -> None:
+        """With what there is of its samples, where that can be trusted."""
         with suppress(LeaseLost, StoreUnavailable):
-            await held.queue.release(held.lease, reason=reason, failed=failed)
+            if samples := _left(held):
+                await self._salvage(held, samples)
+            await held.queue.release(held.lease, reason=reason)
+        self._count_lost(held)
+
+    async def _fail(self, held: _Held, cause: BaseException, *, failed: bool) -> None:
+        """The group starts anew, since its samples may be why, unless it was the engine that ended."""
+        had = held.work.so_far()
+        held.parting = had if self._engine.dead else {}
+        with suppress(LeaseLost, StoreUnavailable):
+            await self._salvage(held, held.parting)
+            await held.queue.release(held.lease, reason=f"{type(cause).__name__}: {cause}", failed=failed)
+        self.tally.lost += held.work.unsaved(had)
+
+    def _end(self, held: _Held) -> None:
+        """Abort the work; what there is of its samples stays."""
+        if held.parting is None:
+            held.parting = held.work.so_far()
+            self.tally.generated += held.work.in_flight
+        held.task.cancel()
+
+    def _lose(self, held: _Held) -> None:
+        """Abort work on a lease that is another's now; there is nothing left to give back."""
+        held.lost = True
+        self._end(held)
+
+    def _count_lost(self, held: _Held) -> None:
+        self.tally.lost += held.work.unsaved(_left(held))
 
     async def _renew_forever(self) -> None:
         while True:
@@ -280,75 +313,21 @@ class Harvester:
                 held.lease = replace(held.lease, deadline_ms=lease.deadline_ms)
             else:
                 _log.info("lease_gone", group=held.lease.group_id, attempt=held.lease.attempt)
-                _lose(held)
+                self._lose(held)
 
     async def _return_all(self) -> None:
         held = list(self._held.values())
         for h in held:
-            h.task.cancel()
+            self._end(h)
         await asyncio.gather(*(h.task for h in held), return_exceptions=True)
         for queue in {id(q): q for q in (*self._fleet.queues(), *(h.queue for h in held))}.values():
             with suppress(StoreUnavailable):
                 await queue.remove_consumer(self._replica)
 
 
-def _lose(held: _Held) -> None:
-    """Abort work on a lease that is another's now; there is nothing left to give back."""
-    held.lost = True
-    held.task.cancel()
-
-
-def sample_seed(seed: int | None, index: int) -> int | None:
-    """Of one sample of a seeded group; far apart for neighbours. None stays None."""
-    if seed is None:
-        return None
-    return int.from_bytes(hashlib.sha256(f"{seed}:{index}".encode()).digest()[:4], "little")
-
-
-def reward_input(request: RolloutRequest, generated: Generated) -> RewardInput:
-    """What the reward function sees of one response."""
-    return RewardInput(
-        prompt=request.prompt_text,
-        completion=generated.text,
-        finish_reason=generated.finish_reason.value,
-        metadata=request.metadata,
-        params=request.reward.params if request.reward else {},
-        response_ids=generated.token_ids,
-    )
-
-
-def scored_group(
-    request: RolloutRequest,
-    generated: Sequence[Generated],
-    rewards: Sequence[Reward],
-    replica: str,
-    timings: Timings,
-) -> Group:
-    """The record that goes to the queue; every response token was sampled by the policy, so every one may train."""
-    prompt = np.asarray(request.prompt_ids, dtype=np.int32)
-    samples = tuple(
-        Sample(
-            segments=(
-                Segment(
-                    prompt_ids_P=prompt,
-                    response_ids_T=np.asarray(g.token_ids, dtype=np.int32),
-                    behavior_logprobs_T=g.logprobs,
-                    version_spans=g.version_spans,
-                    loss_mask_T=np.ones(len(g.token_ids), dtype=np.uint8),
-                    finish_reason=g.finish_reason,
-                ),
-            ),
-            text=g.text,
-        )
-        for g in generated
-    )
-    return Group(
-        samples_G=samples,
-        rewards_G=tuple(r.value for r in rewards),
-        breakdown_G=tuple(r.breakdown for r in rewards),
-        replica=replica,
-        timings=timings,
-    )
+def _left(held: _Held) -> Mapping[int, Partial]:
+    """What there is of its samples, or was when it was ended."""
+    return held.work.so_far() if held.parting is None else held.parting
 
 
 def _first(error: BaseException) -> BaseException:

@@ -111,6 +111,14 @@ class FleetSnapshot:
     stats: Mapping[str, QueueStats]
 
 
+_ROLLOUT_FIGURES = {
+    "tokens": "Response tokens generated",
+    "cuts": "Samples that gave their seat to a user",
+    "salvaged": "Response tokens that samples went on from",
+    "prefilled_again": "Tokens computed once more to go on from those",
+    "lost": "Response tokens neither handed in nor salvaged",
+}
+"""Fields `rollout_*` of a heartbeat."""
 LEDGER_FIELDS = ("accepted", "trained", "delivered", "filtered", "stale", "dead", "cancelled", "pending", "balance")
 
 
@@ -134,14 +142,18 @@ class SnapshotCollector(Collector):
     def _replicas(self) -> Iterator[Metric]:
         seats = GaugeMetricFamily("nightshift_seats", "Seats by use.", labels=["replica", "use"])
         version = GaugeMetricFamily("nightshift_replica_version", "Verified version.", labels=["replica", "state"])
-        tokens = GaugeMetricFamily("nightshift_replica_rollout_tokens", "Generated.", labels=["replica"])
+        rollouts = [
+            GaugeMetricFamily(f"nightshift_replica_rollout_{name}", f"{what}, since its start.", labels=["replica"])
+            for name, what in _ROLLOUT_FIGURES.items()
+        ]
         for beat in self._snapshot.replicas:
             held = (("total", beat.seats_total), ("users", beat.seats_users), ("rollouts", beat.seats_rollouts))
             for use, number in held:
                 seats.add_metric([beat.replica, use], number)
             version.add_metric([beat.replica, beat.state.value], beat.version)
-            tokens.add_metric([beat.replica], beat.rollout_tokens)
-        yield from (seats, version, tokens)
+            for family, name in zip(rollouts, _ROLLOUT_FIGURES, strict=True):
+                family.add_metric([beat.replica], getattr(beat, f"rollout_{name}"))
+        yield from (seats, version, *rollouts)
 
     def _queues(self) -> Iterator[Metric]:
         ledger = GaugeMetricFamily("nightshift_groups", "The ledger, in groups.", labels=["run", "state"])

@@ -1,4 +1,4 @@
-"""Seats of one engine: how many rollouts may hold, and who gets the next one."""
+"""Seats of one engine: how many rollouts may hold, who gets the next one, and who gives one up for a user."""
 
 import asyncio
 from collections import deque
@@ -13,20 +13,31 @@ def rollout_seats(total: int, reserve: int, users: int) -> int:
     return max(0, total - max(reserve, users))
 
 
-Ticket = asyncio.Future[None]
-"""One sample's place in the line, then its seat."""
+class Ticket:
+    """One sample's place in the line, then its seat, until it is wanted back or given to `Seats.leave`."""
+
+    __slots__ = ("seated", "wanted")
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.seated: asyncio.Future[None] = loop.create_future()
+        """Done when the place in the line has become a seat."""
+        self.wanted: asyncio.Future[None] = loop.create_future()
+        """Done when a user needs the seat: whoever sits there is to leave at once."""
 
 
 class Seats:
-    """First come, first served, one seat a sample.
+    """First come, first served, one seat a sample; the newest leave first.
 
     A sample holds one seat and waits for none while it does, so a group larger than all seats runs in waves and cannot
-    lock up. Fewer seats than held means only that nobody is seated until enough are given back.
+    lock up. Fewer seats to give than held means only that nobody is seated until enough are given back; fewer seats
+    than held that rollouts can have at all (`most`) means that the newest are asked to leave.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._seated: set[Ticket] = set()
+        self._seated: dict[Ticket, None] = {}
+        """In the order of sitting down."""
         self._waiting: deque[Ticket] = deque()
         self._changed = asyncio.Event()
 
@@ -47,25 +58,32 @@ class Seats:
         """Seats that a new sample would get at once."""
         return max(0, self._capacity - self.held - self.waiting)
 
-    def resize(self, capacity: int) -> None:
-        """Takes effect at once for those who wait, and for holders when they leave."""
+    def resize(self, capacity: int, *, most: int | None = None) -> None:
+        """`capacity` takes effect at once for those who wait, and for holders when they leave; those who hold seats
+        beyond `most` (None: no bound) are wanted away at once, the newest first."""
         self._capacity = capacity
+        if most is not None:
+            self._want_back(most)
         self._seat()
 
-    def ask(self) -> Ticket:
-        """A place in the line, done when it has become a seat; give it to `leave` in the end, seated or not."""
-        ticket: Ticket = asyncio.get_running_loop().create_future()
-        self._waiting.append(ticket)
+    def ask(self, *, first: bool = False) -> Ticket:
+        """A place in the line (`first`: at its head), whose `seated` is done when it has become a seat; give it to
+        `leave` in the end, seated or not."""
+        ticket = Ticket()
+        if first:
+            self._waiting.appendleft(ticket)
+        else:
+            self._waiting.append(ticket)
         self._seat()
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
         """Give the seat or the place in the line back; a second time does nothing."""
         if ticket in self._seated:
-            self._seated.remove(ticket)
+            del self._seated[ticket]
         elif ticket in self._waiting:
             self._waiting.remove(ticket)
-            ticket.cancel()
+            ticket.seated.cancel()
         self._seat()
 
     async def wait_free(self) -> None:
@@ -74,11 +92,16 @@ class Seats:
             self._changed.clear()
             await self._changed.wait()
 
+    def _want_back(self, most: int) -> None:
+        staying = [ticket for ticket in self._seated if not ticket.wanted.done()]
+        for ticket in staying[max(0, most) :]:
+            ticket.wanted.set_result(None)
+
     def _seat(self) -> None:
         while self._waiting and self.held < self._capacity:
             ticket = self._waiting.popleft()
-            if not ticket.done():
-                self._seated.add(ticket)
-                ticket.set_result(None)
+            if not ticket.seated.done():
+                self._seated[ticket] = None
+                ticket.seated.set_result(None)
         if self.free:
             self._changed.set()

@@ -1,7 +1,9 @@
 """The vLLM engine behind the few verbs that Nightshift needs; no other module of this package imports vllm."""
 
+import asyncio
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +11,17 @@ import numpy as np
 from vllm import SamplingParams
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import FinishReason as EngineFinish
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from rollout.types import FinishReason, Sampling, VersionSpan
-from services.generated import Generated
+from rollout.types import FinishReason, Partial, Sampling, VersionSpan
 
 ROLLOUT_PRIORITY = 10
 """vLLM serves lower values first; users have 0."""
 CANARY_PRIORITY = -10
 
-_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+_CUT_AGAIN_S = 0.005
 
 
 class GenerationError(RuntimeError):
@@ -54,11 +57,8 @@ class VllmEngine:
         """Of the weights in use, such as `float32`."""
         return str(self._client.model_config.dtype).removeprefix("torch.")
 
-    async def generate_sample(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None) -> Generated:
-        """Token ids in, token ids out, with the log-probabilities of the distribution that sampled.
-
-        Cancelling the call aborts the request. Raises GenerationError.
-        """
+    def begin(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None) -> "VllmGeneration":
+        """Token ids in, token ids out, with the log-probabilities of the distribution that sampled."""
         params = SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -71,14 +71,19 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        return self._generated(await self._run(prompt_ids, params, priority=ROLLOUT_PRIORITY))
+        return VllmGeneration(self._client, prompt_ids, params)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Special tokens skipped. Once at the end of a sample: token by token it would cost the event loop more than
+        all else."""
+        return str(self._client.get_tokenizer().decode(list(token_ids), skip_special_tokens=True))
 
     async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
         """log p(token_j | tokens before j) at temperature 1, for j = 1 .. L - 1."""
         params = SamplingParams(
             max_tokens=1, prompt_logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False
         )
-        output = await self._run(token_ids, params, priority=CANARY_PRIORITY)
+        output = await _last(self._client, token_ids, params, uuid.uuid4().hex, priority=CANARY_PRIORITY)
         positions = output.prompt_logprobs or []
         if len(positions) != len(token_ids):
             raise GenerationError(f"asked for {len(token_ids)} prompt logprobs, got {len(positions)}")
@@ -126,28 +131,83 @@ class VllmEngine:
         answers = await self._client.collective_rpc(method, kwargs=arguments)
         return next(answer for answer in answers if answer is not None)
 
-    async def _run(self, token_ids: Sequence[int], params: SamplingParams, *, priority: int) -> Any:
-        prompt = tokens_input(list(token_ids))
-        last = None
-        async for output in self._client.generate(prompt, params, uuid.uuid4().hex, priority=priority):
-            last = output
-        if last is None or not last.finished:
-            raise GenerationError("the engine ended the request without output")
-        return last
 
-    def _generated(self, output: Any) -> Generated:
-        """Raises GenerationError unless there are an end reason, one logprob a token and spans over all tokens."""
-        completion = output.outputs[0]
-        if (reason := _FINISH.get(completion.finish_reason)) is None:
-            raise GenerationError(f"sample ended with {completion.finish_reason!r}")
-        ids = tuple(completion.token_ids)
-        logprobs = np.asarray(completion.logprobs.logprobs, dtype=np.float32)[list(completion.logprobs.start_indices)]
-        if len(logprobs) != len(ids):
-            raise GenerationError(f"{len(ids)} tokens but {len(logprobs)} logprobs")
-        spans = tuple(VersionSpan(int(s.version), s.start, s.end) for s in completion.weight_versions or ())
-        spans = tuple(s for s in spans if s.stop > s.start)
-        if sum(s.stop - s.start for s in spans) != len(ids):
-            raise GenerationError(f"version spans {spans} do not cover {len(ids)} tokens")
-        # once at the end: decoding token by token would cost the event loop more than the rest together
-        text = self._client.get_tokenizer().decode(ids, skip_special_tokens=True)
-        return Generated(ids, logprobs, spans, reason, text)
+class VllmGeneration:
+    """One rollout sample in the engine; see `sample_run.Generation`."""
+
+    def __init__(self, client: AsyncLLM, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        self._client = client
+        self._prompt_ids = prompt_ids
+        self._params = params
+        self._id = uuid.uuid4().hex
+        self._ended = asyncio.Event()
+        self._cut = False
+
+    async def ended(self) -> Partial | None:
+        """Raises GenerationError."""
+        try:
+            output = await _last(self._client, self._prompt_ids, self._params, self._id, priority=ROLLOUT_PRIORITY)
+        finally:
+            self._ended.set()
+        part = _partial(output)
+        if not self._cut and (part is None or not part.finished):
+            raise GenerationError("the engine aborted a sample")
+        return part
+
+    @property
+    def size(self) -> int:
+        state = self._state()
+        return 0 if state is None else int(state.detokenizer.num_output_tokens())
+
+    def so_far(self) -> Partial | None:
+        """What the engine would answer if the request were aborted now: the same call, without the abort."""
+        state = self._state()
+        if state is None:
+            return None
+        return _partial(state.make_request_output([], None, EngineFinish.ABORT, None))
+
+    async def cut(self) -> None:
+        self._cut = True
+        while not self._ended.is_set():
+            await self._client.abort(self._id)
+            with suppress(TimeoutError):  # it may be on its way into the engine, which does not know it yet
+                async with asyncio.timeout(_CUT_AGAIN_S):
+                    await self._ended.wait()
+
+    def _state(self) -> Any:
+        """The engine client's own record of the request; None before it has one and after its end."""
+        processor = self._client.output_processor
+        names = processor.external_req_ids.get(self._id)
+        return processor.request_states.get(names[0]) if names else None
+
+
+async def _last(
+    client: AsyncLLM, token_ids: Sequence[int], params: SamplingParams, request_id: str, *, priority: int
+) -> Any:
+    """The request's final output. Cancelling aborts it. Raises GenerationError."""
+    last = None
+    async for output in client.generate(tokens_input(list(token_ids)), params, request_id, priority=priority):
+        last = output
+    if last is None or not last.finished:
+        raise GenerationError("the engine ended the request without output")
+    return last
+
+
+def _partial(output: Any) -> Partial | None:
+    """None without a token. Raises GenerationError unless there are an end reason, one logprob a token and spans over
+    all tokens."""
+    completion = output.outputs[0]
+    if (reason := _FINISH.get(completion.finish_reason)) is None:
+        raise GenerationError(f"sample ended with {completion.finish_reason!r}")
+    ids = tuple(completion.token_ids)
+    if not ids:
+        return None
+    flat = completion.logprobs
+    logprobs = np.asarray(flat.logprobs, dtype=np.float32)[list(flat.start_indices)]
+    if len(logprobs) != len(ids):
+        raise GenerationError(f"{len(ids)} tokens but {len(logprobs)} logprobs")
+    spans = tuple(VersionSpan(int(s.version), s.start, s.end) for s in completion.weight_versions or ())
+    spans = tuple(s for s in spans if s.stop > s.start)
+    if sum(s.stop - s.start for s in spans) != len(ids):
+        raise GenerationError(f"version spans {spans} do not cover {len(ids)} tokens")
+    return Partial(ids, tuple(logprobs.tolist()), spans, reason)

@@ -10,6 +10,7 @@ from rollout.redis_store import RedisStore
 from rollout.types import (
     FinishReason,
     Group,
+    Partial,
     Purpose,
     RewardSpec,
     RolloutRequest,
@@ -45,6 +46,11 @@ def a_segment(tokens: int = 3, version: int = 0, *, spans: tuple[VersionSpan, ..
         loss_mask_T=np.ones(tokens, np.uint8),
         finish_reason=FinishReason.STOP,
     )
+
+
+def a_partial(tokens: int = 3, version: int = 0, finish_reason: FinishReason = FinishReason.ABORT) -> Partial:
+    logprobs = tuple(np.linspace(-1, -0.1, tokens, dtype=np.float32).tolist())
+    return Partial(tuple(range(tokens)), logprobs, (VersionSpan(version, 0, tokens),), finish_reason)
 
 
 def a_group(n: int = 2, *, version: int = 0, rewards: tuple[float, ...] | None = None) -> Group:

@@ -53,6 +53,9 @@ class _Fleet:
     def purposes(self, _run: str) -> Sequence[Purpose]:
         return (Purpose.COLLECT,)
 
+    version = 0
+    pinned: int | None = None
+
     async def settled(self) -> None:
         return
 
@@ -166,7 +169,7 @@ async def _harvested_round(engine: Any, pool: Any, queue: RolloutQueue, requests
     ledger = await queue.ledger()
     if ledger.delivered != len(requests):
         raise RuntimeError(f"{ledger} after {len(requests)} groups")
-    return harvester.tokens / elapsed
+    return harvester.tally.generated / elapsed
 
 
 def _requests(workload: Workload, prompts: Path, reward: RewardSpec, tokenizer: Any) -> list[RolloutRequest]:

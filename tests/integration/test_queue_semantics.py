@@ -11,7 +11,7 @@ from rollout.queue import Lease, QueueLimits, RolloutQueue
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import GroupState, Purpose
-from tests.queue_records import a_group, a_request
+from tests.queue_records import a_group, a_partial, a_request
 
 TRAIN = [Purpose.TRAIN]
 LIMITS = QueueLimits(max_depth=12, max_failures=2)
@@ -262,3 +262,34 @@ async def test_a_released_claim_is_free_at_once_and_its_token_never_works_again(
 async def test_a_lease_gives_no_more_than_asked(queue: RolloutQueue, limit: int) -> None:
     await queue.submit([a_request(i) for i in range(4)])
     assert len(await lease(queue, limit)) == min(limit, 4)
+
+
+async def test_what_is_salvaged_waits_for_whoever_leases_the_group_next(queue: RolloutQueue, clock: Clock) -> None:
+    await queue.submit([a_request()])
+    (first,) = await lease(queue)
+    assert first.salvaged == {}
+    await queue.salvage(first, {0: a_partial(2)})
+    await queue.salvage(first, {0: a_partial(3), 1: a_partial(1)})
+    clock.now += 10_000
+    (second,) = await lease(queue, consumer="other")
+    assert second.salvaged == {0: a_partial(3), 1: a_partial(1)}
+    with pytest.raises(LeaseLost):
+        await queue.salvage(first, {0: a_partial(1)})
+    await queue.release(second, reason="stopped")
+    (third,) = await lease(queue)
+    assert third.salvaged == second.salvaged
+    await queue.salvage(third, {})
+    await queue.release(third, reason="stopped")
+    (fourth,) = await lease(queue)
+    assert fourth.salvaged == {}
+
+
+async def test_leases_of_training_say_how_old_a_salvage_may_be(queue: RolloutQueue) -> None:
+    await queue.submit([a_request(0), a_request(1), a_request(2, purpose=Purpose.EVAL)])
+    (early,) = await lease(queue, 1)
+    assert early.max_age is None
+    token = await queue.acquire_writer("w", ttl_s=10)
+    await queue.set_gate(token, batch_groups=8, eta=3)
+    (late,) = await lease(queue, 1)
+    (other,) = await queue.lease("c", count=1, lease_s=10, purposes=[Purpose.EVAL])
+    assert (late.max_age, other.max_age) == (3, None)

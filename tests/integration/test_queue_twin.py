@@ -25,7 +25,7 @@ from rollout.queue import Lease, QueueLimits, RolloutQueue, Submission
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import GroupState, Purpose, RolloutRequest
-from tests.queue_records import a_group, a_request, connected
+from tests.queue_records import a_group, a_partial, a_request, connected
 
 START_MS = 1_000_000
 LIMITS = QueueLimits(max_depth=12, max_failures=2, retain_s=3_600)
@@ -109,6 +109,10 @@ class TwinQueues(RuleBasedStateMachine):
     @rule(lease=leases, lease_s=st.integers(1, 4))
     def renew(self, lease: Lease, lease_s: int) -> None:
         self.both(lambda q: q.renew("c1", [lease], lease_s=lease_s))
+
+    @rule(lease=leases, sizes=st.dictionaries(st.integers(0, 1), st.integers(1, 3), max_size=2))
+    def salvage(self, lease: Lease, sizes: dict[int, int]) -> None:
+        self.both(lambda q: q.salvage(lease, {i: a_partial(size) for i, size in sizes.items()}))
 
     @rule(lease=leases)
     def complete(self, lease: Lease) -> None:

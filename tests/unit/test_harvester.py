@@ -4,23 +4,24 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from rollout.errors import RewardError
 from rollout.memory_queue import MemoryQueue
 from rollout.queue import Lease, QueueLimits, RolloutQueue
 from rollout.rewards import Reward, RewardInput
-from rollout.types import FinishReason, GroupState, Purpose, RewardSpec, RolloutRequest, Sampling, VersionSpan
+from rollout.types import FinishReason, GroupState, Partial, Purpose, RewardSpec, RolloutRequest, Sampling, VersionSpan
 from services.config import HarvestConfig
-from services.generated import Generated
-from services.harvester import Harvester, sample_seed
+from services.harvester import Harvester
+from services.partials import continued
+from services.sample_run import sample_seed
 from services.seats import Seats
 
 
 class Engine:
-    """Holds every sample until `open` is set; counts how many run at once."""
+    """Holds every sample until `open` is set; counts how many run at once. A token is 7, and 8 ends the sample."""
 
     max_model_len = 64
     vocab_size = 100
@@ -28,29 +29,64 @@ class Engine:
     def __init__(self) -> None:
         self.open = asyncio.Event()
         self.open.set()
-        self.running = 0
+        self.version = 3
+        self.written = 0
+        """Tokens that samples have before `open`."""
+        self.running: list[Generation] = []
         self.most_running = 0
-        self.started = asyncio.Event()
-        self.idle = asyncio.Event()
+        self.started, self.idle = asyncio.Event(), asyncio.Event()
         self.fail: Exception | None = None
         self.dead = False
         self.seeds: list[int | None] = []
+        self.prompts: list[tuple[int, ...]] = []
 
-    async def generate_sample(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None) -> Generated:
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
+    def begin(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None) -> "Generation":
         self.seeds.append(seed)
-        self.started.set()
+        self.prompts.append(tuple(prompt_ids))
+        return Generation(self)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "ab" * (len(token_ids) // 2)
+
+
+class Generation:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._cut = asyncio.Event()
+        self.version = engine.version
+
+    async def ended(self) -> Partial | None:
+        engine = self._engine
+        engine.running.append(self)
+        engine.most_running = max(engine.most_running, len(engine.running))
+        engine.started.set()
+        opened, cut = asyncio.create_task(engine.open.wait()), asyncio.create_task(self._cut.wait())
         try:
-            await self.open.wait()
+            await asyncio.wait([opened, cut], return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)
-            if self.fail:
-                raise self.fail
+            if engine.fail:
+                raise engine.fail
+            if self._cut.is_set():
+                return self.so_far()
         finally:
-            self.running -= 1
-            if not self.running:
-                self.idle.set()
-        return Generated((7, 8), np.array([-1, -2], np.float32), (VersionSpan(3, 0, 2),), FinishReason.STOP, "ab")
+            opened.cancel()
+            cut.cancel()
+            engine.running.remove(self)
+            if not engine.running:
+                engine.idle.set()
+        tokens = (7,) * engine.written + (7, 8)
+        return Partial(tokens, (-1.0,) * len(tokens), (VersionSpan(self.version, 0, len(tokens)),), FinishReason.STOP)
+
+    @property
+    def size(self) -> int:
+        return self._engine.written
+
+    def so_far(self) -> Partial | None:
+        size = self.size
+        return Partial((7,) * size, (-1.0,) * size, (VersionSpan(self.version, 0, size),)) if size else None
+
+    async def cut(self) -> None:
+        self._cut.set()
 
 
 class Rewards:
@@ -114,16 +150,21 @@ class Fleet:
     async def settled(self) -> None:
         await self.checked.wait()
 
+    version = 3
+    pinned: int | None = None
+
 
 class Stand:
     """A harvester and all it works with."""
 
-    def __init__(self, *, capacity: int = 4, lease_s: float = 5.0, max_failures: int = 2) -> None:
+    def __init__(
+        self, *, capacity: int = 4, lease_s: float = 5.0, max_failures: int = 2, give_back_s: float = 5.0
+    ) -> None:
         self.queue = Queue(QueueLimits(max_failures=max_failures))
         self.engine, self.rewards, self.fleet, self.seats = Engine(), Rewards(), Fleet(self.queue), Seats(capacity)
         self.harvester = Harvester(
             replica="r",
-            config=HarvestConfig(poll_s=0.002, lease_s=lease_s),
+            config=HarvestConfig(poll_s=0.002, lease_s=lease_s, give_back_s=give_back_s, salvage_tokens=16),
             seats=self.seats,
             engine=self.engine,
             rewards=self.rewards,
@@ -172,7 +213,7 @@ async def test_a_group_larger_than_all_seats_runs_in_waves() -> None:
     assert status.group is not None
     assert (len(status.group.samples_G), set(status.group.rewards_G)) == (11, {2.0})
     assert stand.engine.most_running == 4
-    assert stand.harvester.tokens == 2 * 14
+    assert stand.harvester.tally.generated == 2 * 14
     assert len(set(stand.engine.seeds[:11])) == 11
 
 
@@ -235,7 +276,7 @@ async def test_what_a_dead_engine_never_began_goes_back_without_a_failure() -> N
         assert status.attempt > 1
         stand.engine.dead = False  # as on another replica
         await stand.until(submission.group_ids[0], GroupState.DELIVERED)
-    assert stand.engine.running == 0
+    assert not stand.engine.running
 
 
 async def test_what_no_engine_can_do_is_rejected_at_once() -> None:
@@ -257,7 +298,7 @@ async def test_stopping_gives_leases_back_without_counting_a_failure() -> None:
         await stand.engine.started.wait()
     ledger = await stand.queue.ledger()
     assert (ledger.queued, ledger.leased, ledger.dead) == (1, 0, 0)
-    assert (stand.engine.running, stand.seats.held) == (0, 0)
+    assert (stand.engine.running, stand.seats.held) == ([], 0)
     assert len(submission.group_ids) == 1
 
 
@@ -286,7 +327,7 @@ async def test_a_replica_that_takes_over_its_own_expired_lease_works_on_the_new_
         stand.queue.ahead_ms = 31_000  # the server's clock steps, as it does when a virtual machine wakes up
         async with asyncio.timeout(5):
             await stand.engine.idle.wait()  # the first attempt was aborted
-            while stand.engine.running < 2:  # noqa: ASYNC110
+            while len(stand.engine.running) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
         assert stand.seats.held == 2
         stand.engine.open.set()
@@ -294,7 +335,7 @@ async def test_a_replica_that_takes_over_its_own_expired_lease_works_on_the_new_
     (status,) = await stand.queue.status(submission.group_ids)
     assert status is not None
     assert status.attempt == 2
-    assert (stand.engine.most_running, stand.engine.running, stand.seats.held) == (2, 0, 0)
+    assert (stand.engine.most_running, stand.engine.running, stand.seats.held) == (2, [], 0)
 
 
 async def test_samples_of_weights_that_fail_their_check_are_not_handed_in() -> None:
@@ -351,6 +392,105 @@ async def test_a_renewal_that_breaks_ends_the_harvester_and_gives_leases_back() 
     (status,) = await stand.queue.status(submission.group_ids)
     assert status is not None
     assert status.state is GroupState.QUEUED
+
+
+async def test_a_sample_that_gives_its_seat_to_a_user_goes_on_where_it_was() -> None:
+    stand = Stand(capacity=2)
+    stand.engine.open.clear()
+    stand.engine.written = 5
+    submission = await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20, seed=9))])
+    async with stand.running():
+        while len(stand.engine.running) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        stand.seats.resize(1, most=1)
+        while len(stand.engine.running) > 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        stand.engine.version = 4
+        stand.engine.open.set()
+        await stand.until(submission.group_ids[0], GroupState.DELIVERED)
+    (status,) = await stand.queue.status(submission.group_ids, with_groups=True)
+    assert status is not None
+    assert status.group is not None
+    assert status.attempt == 1
+    first, second = (sample.segments[0] for sample in status.group.samples_G)
+    assert first.response_ids_T.tolist() == [7] * 6 + [8]
+    assert second.response_ids_T.tolist() == [7] * 11 + [8]
+    assert second.version_spans == (VersionSpan(3, 0, 5), VersionSpan(4, 5, 12))
+    assert stand.engine.prompts[-1] == (1, 2) + (7,) * 5
+    assert len(set(stand.engine.seeds)) == 3
+    tally = stand.harvester.tally
+    assert (tally.generated, tally.cuts, tally.salvaged, tally.prefilled_again, tally.lost) == (19, 1, 5, 7, 0)
+
+
+async def test_tokens_outlive_a_replica_that_stops_or_is_killed() -> None:
+    stand = Stand(capacity=2)
+    stand.engine.open.clear()
+    stand.engine.written = 8
+    submission = await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20, seed=9)) for _ in range(2)])
+    async with stand.running():
+        await stand.engine.started.wait()
+        await asyncio.sleep(0.25)
+        (killed,) = [h for h in stand.harvester._held.values()]
+        assert killed.work.unsaved(killed.work.so_far()) == 0  # a kill now would cost nothing
+        stand.engine.written = 11
+    (lease,) = await stand.queue.lease("other", count=1, lease_s=9)
+    assert lease.group_id == submission.group_ids[0]
+    assert [len(part.token_ids) for part in lease.salvaged.values()] == [11, 11]
+    assert stand.harvester.tally.lost == 0
+
+
+async def test_salvage_is_taken_up_unless_the_trainer_would_find_it_too_old() -> None:
+    stand = Stand(capacity=2)
+    (lease,) = await leased(stand, [request(n=2, sampling=Sampling(max_tokens=20))])
+    half = Partial((7, 7), (-1.0, -1.0), (VersionSpan(2, 0, 2),))
+    done = Partial((7, 8), (-1.0, -1.0), (VersionSpan(1, 0, 2),), FinishReason.STOP)
+    await stand.queue.salvage(lease, {0: half, 1: done})
+    await stand.queue.release(lease, reason="stopped")
+    async with stand.running():
+        await stand.until(lease.group_id, GroupState.DELIVERED)
+    assert stand.engine.prompts == [(1, 2, 7, 7)]
+    assert continued(replace(lease, salvaged={0: half, 1: done}, max_age=1), version=3, pinned=False) == {0: half}
+    assert continued(replace(lease, salvaged={0: half, 1: done}), version=2, pinned=True) == {0: half}
+
+
+async def test_nothing_is_salvaged_of_weights_that_fail_their_check() -> None:
+    stand = Stand(capacity=2)
+    stand.engine.open.clear()
+    stand.engine.written = 9
+    stand.fleet.checked.clear()
+    await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20))])
+    async with stand.running():
+        await stand.engine.started.wait()
+        await asyncio.sleep(0.25)
+        stand.harvester.give_up("version 3 is not verified")
+        stand.fleet.checked.set()
+        await stand.engine.idle.wait()
+        stand.fleet.allowed = ()
+        await asyncio.sleep(0.01)
+    (lease,) = await stand.queue.lease("other", count=1, lease_s=9)
+    assert lease.salvaged == {}
+    assert stand.harvester.tally.lost >= 18
+
+
+async def test_a_group_without_a_seat_is_left_to_other_replicas() -> None:
+    stand = Stand(capacity=2, give_back_s=0.15)
+    stand.engine.open.clear()
+    stand.engine.written = 3
+    await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20))])
+    async with stand.running():
+        while len(stand.engine.running) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        stand.seats.resize(0, most=0)
+        while not (await stand.queue.ledger()).queued:
+            await asyncio.sleep(0.01)
+        assert stand.seats.waiting == 0
+    (lease,) = await stand.queue.lease("other", count=1, lease_s=9)
+    assert [len(part.token_ids) for part in lease.salvaged.values()] == [3, 3]
+
+
+async def leased(stand: Stand, requests: list[RolloutRequest]) -> list[Lease]:
+    await stand.queue.submit(requests)
+    return await stand.queue.lease("earlier", count=len(requests), lease_s=9)
 
 
 def test_seeds_of_neighbouring_samples_are_unrelated_and_repeat() -> None:

@@ -19,7 +19,7 @@ async def test_seats_are_given_in_the_order_asked() -> None:
     seats = Seats(2)
     tickets = [seats.ask() for _ in range(7)]
     for seated in range(2, 8):
-        assert [t.done() for t in tickets] == [i < seated for i in range(7)]
+        assert [t.seated.done() for t in tickets] == [i < seated for i in range(7)]
         assert (seats.held, seats.waiting, seats.free) == (min(2, 9 - seated), 7 - seated, 0 if seated < 8 else 1)
         seats.leave(tickets[seated - 2])
 
@@ -28,18 +28,18 @@ async def test_leaving_the_line_or_a_seat_nobody_has_sat_down_on_gives_it_to_the
     seats = Seats(1)
     first, second, third = (seats.ask() for _ in range(3))
     seats.leave(second)
-    assert (second.cancelled(), seats.waiting) == (True, 1)
+    assert (second.seated.cancelled(), seats.waiting) == (True, 1)
     seats.leave(first)
     seats.leave(first)
-    assert (third.done(), seats.held, seats.waiting) == (True, 1, 0)
+    assert (third.seated.done(), seats.held, seats.waiting) == (True, 1, 0)
 
 
 async def test_a_cancelled_ticket_is_passed_over() -> None:
     seats = Seats(1)
     first, second, third = (seats.ask() for _ in range(3))
-    second.cancel()
+    second.seated.cancel()
     seats.leave(first)
-    assert third.done()
+    assert third.seated.done()
     seats.leave(second)
     assert seats.held == 1
 
@@ -51,9 +51,9 @@ async def test_fewer_seats_than_held_seat_nobody_until_enough_are_given_back() -
     waiter = seats.ask()
     for ticket, left in zip(held[:2], (2, 1), strict=True):
         seats.leave(ticket)
-        assert (seats.held, waiter.done()) == (left, False)
+        assert (seats.held, waiter.seated.done()) == (left, False)
     seats.leave(held[2])
-    assert (seats.held, waiter.done()) == (1, True)
+    assert (seats.held, waiter.seated.done()) == (1, True)
 
 
 async def test_whoever_waits_for_a_free_seat_is_told() -> None:
@@ -63,3 +63,41 @@ async def test_whoever_waits_for_a_free_seat_is_told() -> None:
     assert not waiter.done()
     seats.resize(1)
     await asyncio.wait_for(waiter, 1)
+
+
+async def test_the_newest_leave_first_where_users_need_seats_and_each_is_asked_once() -> None:
+    seats = Seats(4)
+    held = [seats.ask() for _ in range(4)]
+    seats.resize(3, most=4)
+    assert [t.wanted.done() for t in held] == [False] * 4
+    seats.resize(2, most=3)
+    seats.resize(2, most=3)
+    assert [t.wanted.done() for t in held] == [False, False, False, True]
+    seats.resize(0, most=1)
+    assert [t.wanted.done() for t in held] == [False, True, True, True]
+
+
+async def test_who_gave_a_seat_up_gets_the_next_one() -> None:
+    seats = Seats(1)
+    first, second = seats.ask(), seats.ask()
+    seats.leave(first)
+    cut = seats.ask(first=True)
+    third = seats.ask()
+    seats.leave(second)
+    assert (cut.seated.done(), third.seated.done()) == (True, False)
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=12), st.integers(0, 8))
+async def test_as_many_stay_as_rollouts_can_have(changes: list[tuple[int, int]], capacity: int) -> None:
+    seats = Seats(capacity)
+    tickets = [seats.ask() for _ in range(12)]
+    for size, most in changes:
+        seats.resize(min(size, most), most=most)
+        seated = [t for t in tickets if t.seated.done() and not t.seated.cancelled()]
+        staying = [t for t in seated if not t.wanted.done()]
+        assert len(staying) <= most
+        assert staying == seated[: len(staying)]
+        for ticket in seated:
+            if ticket.wanted.done():
+                seats.leave(ticket)
+                tickets.remove(ticket)

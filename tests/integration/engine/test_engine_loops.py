@@ -1,0 +1,196 @@
+"""One real engine with its loops: harvest, push by both paths, and everything that must stop a bad push."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from rollout.board import PushPath, ReplicaState
+from rollout.redis_board import RedisBoard
+from rollout.redis_queue import RedisQueue
+from rollout.redis_store import RedisStore
+from rollout.rewards import BUILTIN
+from rollout.types import FinishReason, GroupState, Purpose, RewardSpec, Sampling
+from rollout.weights import version_dir
+from services.rehearsal import RehearsalFailed, independent_logprobs, rehearse
+from services.staging import Staging
+from services.swap import WeightSwap
+from tests.engine_rig import SEATS, Rig, finished, request
+
+# a cold engine on a busy machine starts within the first test's time
+pytestmark = pytest.mark.timeout(480)
+
+
+async def test_groups_are_harvested_with_logprobs_versions_and_rewards(rig: Rig) -> None:
+    config = rig.config("harvest")
+    async with rig.trainer(config) as (_trainer, queue), rig.replica(config):
+        # more samples in one group than there are seats: it runs in waves
+        requests = [request(n=2 * SEATS), *(request(purpose=p) for p in (Purpose.EVAL, Purpose.COLLECT))]
+        submission = await queue.submit(requests)
+        groups = await finished(queue, submission.group_ids)
+        states = [s.state for s in await queue.status(submission.group_ids)]
+    assert states == [GroupState.EXPERIENCE, GroupState.DELIVERED, GroupState.DELIVERED]
+    assert [len(g.samples_G) for g in groups] == [2 * SEATS, 4, 4]
+    for group in groups:
+        for sample, reward in zip(group.samples_G, group.rewards_G, strict=True):
+            (segment,) = sample.segments
+            length = len(segment.response_ids_T)
+            assert reward == float("e" in sample.text)
+            assert (segment.finish_reason is FinishReason.LENGTH) == (length == 12 and segment.response_ids_T[-1] != 1)
+            assert [(s.version, s.start, s.stop) for s in segment.version_spans] == [(0, 0, length)]
+
+
+async def test_behaviour_logprobs_are_those_of_the_model(rig: Rig) -> None:
+    config = rig.config("logprobs")
+    async with rig.trainer(config) as (_trainer, queue), rig.replica(config):
+        submission = await queue.submit([request(n=1)])
+        (group,) = await finished(queue, submission.group_ids)
+    segment = group.samples_G[0].segments[0]
+    ids = (*segment.prompt_ids_P.tolist(), *segment.response_ids_T.tolist())
+    expected = independent_logprobs(rig.model, (ids,))[0][len(segment.prompt_ids_P) - 1 :]
+    assert segment.behavior_logprobs_T == pytest.approx(expected, abs=1e-3)
+
+
+async def test_a_seeded_group_repeats_and_its_samples_differ(rig: Rig) -> None:
+    config = rig.config("seeds")
+    async with rig.trainer(config) as (_trainer, queue), rig.replica(config):
+        submission = await queue.submit([request(seed=5), request(seed=5), request(seed=6)])
+        first, again, other = await finished(queue, submission.group_ids)
+    assert [s.text for s in first.samples_G] == [s.text for s in again.samples_G]
+    assert len({s.text for s in (*first.samples_G, *other.samples_G)}) == 8
+
+
+async def test_what_cannot_be_done_is_dead_with_the_reason(rig: Rig) -> None:
+    config = rig.config("impossible")
+    async with rig.trainer(config) as (_trainer, queue), rig.replica(config):
+        bad = [
+            request(prompt_ids=(5,) * 256),
+            request(prompt_ids=(9_999,)),
+            request(reward=RewardSpec("nope")),
+            request(reward=RewardSpec("exact_match")),
+        ]
+        submission = await queue.submit([*bad, request()])
+        await finished(queue, submission.group_ids[-1:])
+        async with asyncio.timeout(30):
+            while (await queue.ledger()).dead < len(bad):  # noqa: ASYNC110  state of a server
+                await asyncio.sleep(0.05)
+        reasons = [s.reason or "" for s in await queue.status(submission.group_ids[:-1])]
+    for part, reason in zip(("max_model_len=256", "vocabulary", "not configured", "answer"), reasons, strict=True):
+        assert part in reason
+    assert "exact_match" in BUILTIN
+
+
+async def test_a_push_by_collective_is_verified_and_tokens_carry_the_new_version(rig: Rig) -> None:
+    config = rig.config("collective")
+    async with rig.trainer(config) as (trainer, queue), rig.replica(config) as replica:
+        await trainer.beat_where(lambda b: b.state is ReplicaState.HEALTHY)
+        for expected in (1, 2):
+            manifest = await trainer.publish(noise=0.3)
+            await trainer.push(manifest, replicas=1)
+            beat = await trainer.beat_where(lambda b, v=expected: b.version == v)
+            push = beat.pushes[-1]
+            assert (push.version, push.path, push.verified) == (expected, PushPath.COLLECTIVE, True)
+            assert push.canary_gap < 0.01
+            assert push.pause_s < 2.0
+        submission = await queue.submit([request(purpose=Purpose.EVAL)])
+        (group,) = await finished(queue, submission.group_ids)
+        assert {s.version for x in group.samples_G for s in x.segments[0].version_spans} == {2}
+        assert replica.reconciler.version == 2
+
+
+async def test_a_push_without_a_collective_arrives_by_artefact(rig: Rig) -> None:
+    config = rig.config("artefact", collective=False)
+    async with rig.trainer(config) as (trainer, _queue), rig.replica(config):
+        await trainer.make_current(await trainer.publish(noise=0.3))
+        beat = await trainer.beat_where(lambda b: b.version == 1)
+        assert (beat.pushes[-1].path, beat.pushes[-1].verified) == (PushPath.ARTEFACT, True)
+
+
+async def test_bytes_that_never_arrived_are_caught_and_the_artefact_is_read_instead(rig: Rig) -> None:
+    config = rig.config("spoiled")
+    async with rig.trainer(config) as (trainer, _queue), rig.replica(config):
+        await trainer.push(await trainer.publish(noise=0.3), replicas=1, spoil=True)
+        beat = await trainer.beat_where(lambda b: b.version == 1)
+        assert [(p.path, p.verified) for p in beat.pushes] == [(PushPath.ARTEFACT, True)]
+
+
+async def test_a_damaged_artefact_is_never_loaded(rig: Rig) -> None:
+    config = rig.config("damaged")
+    async with rig.trainer(config) as (trainer, queue), rig.replica(config):
+        manifest = await trainer.publish(noise=0.3)
+        file = version_dir(trainer.weights, manifest.version) / manifest.buckets[0].file
+        damaged = bytearray(file.read_bytes())
+        damaged[-5] ^= 0xFF
+        file.write_bytes(damaged)
+        await trainer.make_current(manifest)
+        beat = await trainer.beat_where(lambda b: "sha256" in b.detail)
+        assert (beat.version, beat.pushes) == (0, ())
+        # the replica is one version behind, which harvest.max_lag allows only after it was in step once
+        submission = await queue.submit([request(purpose=Purpose.EVAL)])
+        file.write_bytes(bytes(damaged[:-5]) + bytes([damaged[-5] ^ 0xFF]) + bytes(damaged[-4:]))
+        await trainer.beat_where(lambda b: b.version == 1)
+        await finished(queue, submission.group_ids)
+
+
+async def test_a_version_that_fails_its_canary_makes_the_replica_stale_until_a_good_one_comes(rig: Rig) -> None:
+    config = rig.config("canary")
+    async with rig.trainer(config) as (trainer, queue), rig.replica(config):
+        await trainer.make_current(await trainer.publish(canary_shift=1.0))
+        beat = await trainer.beat_where(lambda b: len(b.pushes) == 3)
+        assert (beat.state, beat.version) == (ReplicaState.STALE, 0)
+        assert not any(p.verified for p in beat.pushes)
+        submission = await queue.submit([request(purpose=Purpose.EVAL)])
+        await asyncio.sleep(1.0)
+        (status,) = await queue.status(submission.group_ids)
+        assert status is not None
+        assert (status.state, status.attempt) == (GroupState.QUEUED, 0)
+        await trainer.make_current(await trainer.publish())
+        (group,) = await finished(queue, submission.group_ids)
+        assert {s.version for x in group.samples_G for s in x.segments[0].version_spans} == {2}
+
+
+async def test_a_fresh_replica_catches_up_before_it_harvests(rig: Rig) -> None:
+    config = rig.config("fresh")
+    async with rig.trainer(config) as (trainer, queue):
+        await trainer.make_current(await trainer.publish())
+        submission = await queue.submit([request(purpose=Purpose.EVAL), request()])
+        async with rig.replica(config):
+            groups = await finished(queue, submission.group_ids)
+    assert {s.version for g in groups for x in g.samples_G for s in x.segments[0].version_spans} == {1}
+
+
+async def test_weights_of_an_older_writer_are_refused(rig: Rig) -> None:
+    config = rig.config("fenced")
+    async with rig.trainer(config) as (trainer, _queue), rig.replica(config):
+        await trainer.make_current(await trainer.publish(token=trainer.token + 1))
+        beat = await trainer.beat_where(lambda b: b.version == 0 and b.state is ReplicaState.STALE, timeout_s=10)
+        assert beat.pushes == ()
+
+
+async def test_a_stopped_replica_gives_its_leases_back(rig: Rig) -> None:
+    config = rig.config("stopped")
+    async with rig.trainer(config) as (trainer, queue):
+        async with rig.replica(config):
+            long = request(n=SEATS, sampling=Sampling(max_tokens=200, stop_token_ids=()))
+            submission = await queue.submit([long] * 4)
+            await trainer.beat_where(lambda b: b.seats_rollouts > 0)
+        ledger = await queue.ledger()
+        assert (ledger.leased, ledger.balance) == (0, 0)
+        assert await trainer.board.replicas(config.fleet) == []
+        assert len(submission.group_ids) == ledger.queued + ledger.experience
+
+
+async def test_the_rehearsal_passes_with_the_fix_and_fails_without_it(rig: Rig) -> None:
+    staging = Staging(Path("/dev/shm"), rig.config("x").fleet)
+    staging.prepare()
+    try:
+        for group_limit in (None, 0):
+            limit = {} if group_limit is None else {"independent_limit": group_limit}
+            swap = WeightSwap(rig.engine, watchdog_s=30)
+            gap = await rehearse(swap, model=rig.model, staging=staging, dtype="float32", tolerance=0.05, **limit)
+            assert gap < 0.01
+        unfixed = WeightSwap(rig.engine, watchdog_s=30, refresh_tied_head=False)
+        with pytest.raises(RehearsalFailed, match="old weights in use"):
+            await rehearse(unfixed, model=rig.model, staging=staging, dtype="float32", tolerance=0.05)
+    finally:
+        staging.close()

@@ -1,0 +1,178 @@
+"""Users take seats from rollouts on a real engine, and no token is sampled twice for it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rollout.queue import Lease
+from rollout.redis_queue import RedisQueue
+from rollout.types import Group, GroupState, Partial, Purpose, Sampling
+from services.engine import Replica
+from services.rehearsal import independent_logprobs
+from tests.engine_rig import SEATS, Rig, finished, request
+
+pytestmark = pytest.mark.timeout(480)
+
+LONG = Sampling(max_tokens=200)
+
+
+async def seated(replica: Replica, count: int) -> None:
+    """Until as many samples are being generated, each with some tokens already."""
+    async with asyncio.timeout(60):
+        while replica.heartbeat().seats_rollouts != count or not long_enough(replica):
+            await asyncio.sleep(0.005)
+
+
+def long_enough(replica: Replica) -> bool:
+    """Looks into the harvester, since nobody else may ask for the length of a sample that is being generated."""
+    runs = [run for held in replica.harvester._held.values() for run in held.work._runs if run.seated]
+    return all(run.in_flight >= 5 for run in runs)
+
+
+def lengths(group: Group) -> list[int]:
+    return [sample.num_response_tokens for sample in group.samples_G]
+
+
+async def leased(replica: Replica) -> list[Any]:
+    async with asyncio.timeout(30):
+        while not replica.harvester._held:
+            await asyncio.sleep(0.005)
+    return list(replica.harvester._held.values())
+
+
+async def expired(queue: RedisQueue) -> list[Lease]:
+    """Once the lease of the dead replica has run out."""
+    async with asyncio.timeout(30):
+        while not (leases := await queue.lease("other", count=1, lease_s=9, purposes=[Purpose.TRAIN])):
+            await asyncio.sleep(0.1)
+    return leases
+
+
+def check_logprobs(rig: Rig, group: Group) -> None:
+    """Every token has the model's own logprob, those on both sides of a cut included."""
+    for sample in group.samples_G:
+        (segment,) = sample.segments
+        ids = (*segment.prompt_ids_P.tolist(), *segment.response_ids_T.tolist())
+        expected = independent_logprobs(rig.model, (ids,))[0][len(segment.prompt_ids_P) - 1 :]
+        assert segment.behavior_logprobs_T == pytest.approx(expected, abs=1e-3)
+
+
+async def test_users_who_find_no_seat_get_the_newest_rollouts_which_go_on_later(rig: Rig) -> None:
+    config = rig.config("preempted", user_reserve=0)
+    async with rig.trainer(config) as (_trainer, queue), rig.replica(config) as replica:
+        submission = await queue.submit([request(n=SEATS, sampling=LONG)])
+        await seated(replica, SEATS)
+        with replica.users.hold(3):
+            user = rig.engine.begin((72, 73), Sampling(max_tokens=4), seed=None)
+            assert await user.ended() is not None
+            beat = replica.heartbeat()
+            assert (beat.rollout_cuts, beat.seats_rollouts) == (3, SEATS - 3)
+            assert (await queue.ledger()).leased == 1
+        (group,) = await finished(queue, submission.group_ids)
+        (status,) = await queue.status(submission.group_ids)
+        beat = replica.heartbeat()
+    assert status is not None
+    assert (status.state, status.attempt) == (GroupState.EXPERIENCE, 1)
+    assert (beat.rollout_cuts, beat.rollout_lost) == (3, 0)
+    assert beat.rollout_tokens == sum(lengths(group))
+    assert beat.rollout_salvaged >= 3 * 5
+    assert beat.rollout_prefilled_again == beat.rollout_salvaged + 3 * 3
+    check_logprobs(rig, group)
+
+
+async def test_a_greedy_sample_is_the_same_cut_and_uncut(rig: Rig) -> None:
+    config = rig.config("greedy", user_reserve=0)
+    greedy = request(n=1, sampling=Sampling(max_tokens=120, temperature=0.0))
+    async with rig.trainer(config) as (_trainer, queue), rig.replica(config) as replica:
+        submission = await queue.submit([greedy])
+        (whole,) = await finished(queue, submission.group_ids)
+        submission = await queue.submit([greedy])
+        for _ in range(3):
+            await seated(replica, 1)
+            with replica.users.hold(SEATS):
+                while replica.heartbeat().seats_rollouts:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+        (cut,) = await finished(queue, submission.group_ids)
+        assert replica.heartbeat().rollout_cuts == 3
+    (one,), (other,) = whole.samples_G, cut.samples_G
+    assert one.text == other.text
+    assert one.segments[0].response_ids_T.tolist() == other.segments[0].response_ids_T.tolist()
+    assert other.segments[0].behavior_logprobs_T == pytest.approx(one.segments[0].behavior_logprobs_T, abs=1e-4)
+
+
+async def test_another_replica_goes_on_with_what_a_stopped_one_had(rig: Rig) -> None:
+    config = rig.config("moved")
+    async with rig.trainer(config) as (_trainer, queue):
+        async with rig.replica(config) as first:
+            submission = await queue.submit([request(n=4, sampling=LONG)])
+            await seated(first, 4)
+        async with rig.replica(config) as second:
+            (group,) = await finished(queue, submission.group_ids)
+            beat = second.heartbeat()
+        (status,) = await queue.status(submission.group_ids)
+    assert status is not None
+    assert status.attempt == 2
+    assert beat.rollout_salvaged >= 4 * 5
+    assert beat.rollout_tokens + beat.rollout_salvaged == sum(lengths(group))
+    assert first.harvester.tally.generated == beat.rollout_salvaged
+    check_logprobs(rig, group)
+
+
+async def test_a_replica_that_is_killed_has_left_most_of_its_tokens(rig: Rig) -> None:
+    config = rig.config("killed")
+    async with rig.trainer(config) as (_trainer, queue):
+        async with rig.replica(config) as replica:
+            await queue.submit([request(n=4, sampling=LONG)])
+            (held,) = await leased(replica)
+            while min(run.size for run in held.work._runs) < 60:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            unsaved = [held.work.unsaved({i: part}) for i, part in held.work.so_far().items()]
+            replica.harvester._lose(held)  # no farewell
+            await asyncio.gather(held.task, return_exceptions=True)
+        (lease,) = await expired(queue)
+    assert max(unsaved) <= 16 + 40  # what was sampled between two looks
+    assert sorted(lease.salvaged) == [0, 1, 2, 3]
+
+
+async def test_a_sample_cut_before_a_push_goes_on_with_the_new_weights_and_says_so(rig: Rig) -> None:
+    config = rig.config("pushed", user_reserve=0)
+    async with rig.trainer(config) as (trainer, queue), rig.replica(config) as replica:
+        submission = await queue.submit([request(n=1, sampling=LONG)])
+        await seated(replica, 1)
+        with replica.users.hold(SEATS):
+            await trainer.push(await trainer.publish(), replicas=1)
+            await trainer.beat_where(lambda b: b.version == 1)
+        (group,) = await finished(queue, submission.group_ids)
+    spans = group.samples_G[0].segments[0].version_spans
+    assert [span.version for span in spans] == [0, 1]
+    assert spans[0].stop == spans[1].start >= 5
+
+
+async def test_what_there_is_so_far_is_the_beginning_of_what_comes_in_the_end(rig: Rig) -> None:
+    generation = rig.engine.begin((72, 73, 74), Sampling(max_tokens=60), seed=7)
+    ending = asyncio.create_task(generation.ended())
+    seen: list[Partial] = []
+    while not ending.done():
+        if (part := generation.so_far()) is not None:
+            assert generation.size == len(part.token_ids)
+            seen.append(part)
+        await asyncio.sleep(0)
+    whole = ending.result()
+    assert whole is not None
+    assert whole.finished
+    assert len({len(part.token_ids) for part in seen}) > 10
+    for part in seen:
+        size = len(part.token_ids)
+        assert (part.token_ids, part.logprobs) == (whole.token_ids[:size], whole.logprobs[:size])
+
+
+async def test_a_request_that_is_cut_at_once_ends_without_a_token_or_with_few(rig: Rig) -> None:
+    for pause in (0, 1, 2, 5):
+        generation = rig.engine.begin((72, 73, 74), LONG, seed=None)
+        ending = asyncio.create_task(generation.ended())
+        for _ in range(pause):
+            await asyncio.sleep(0)
+        await generation.cut()
+        part = await ending
+        assert part is None or len(part.token_ids) < 20
