@@ -43,7 +43,7 @@ def _without_time(record: Record) -> Record:
 
 REQUEST_SCHEMA = Schema(kind=b"R", current=2, upgrades={1: _without_time})
 GROUP_SCHEMA = Schema(kind=b"G")
-SALVAGE_SCHEMA = Schema(kind=b"S")
+PARTIAL_SCHEMA = Schema(kind=b"P")
 
 
 def check_storable(value: object) -> None:
@@ -141,41 +141,35 @@ def decode_group(data: bytes) -> Group:
     return group
 
 
-def encode_salvage(samples: Mapping[int, Partial]) -> bytes:
-    """Of a group's samples by their index. Raises CodecError when one breaks a promise of its fields."""
+def encode_partial(part: Partial) -> bytes:
+    """Raises CodecError when a field breaks its promise."""
+    _check_partial(part)
     arrays = ArrayWriter()
-    record: Record = {}
-    for index, sample in samples.items():
-        _check_partial(sample, f"sample {index}")
-        record[str(index)] = {
-            "response": arrays.add(np.array(sample.token_ids, np.int32)),
-            "logprobs": arrays.add(np.array(sample.logprobs, np.float32)),
-            "spans": [[s.version, s.start, s.stop] for s in sample.version_spans],
-            "finish": sample.finish_reason.value,
-        }
-    return pack(SALVAGE_SCHEMA, record, arrays)
+    record: Record = {
+        "response": arrays.add(np.array(part.token_ids, np.int32)),
+        "logprobs": arrays.add(np.array(part.logprobs, np.float32)),
+        "spans": [[s.version, s.start, s.stop] for s in part.version_spans],
+        "finish": part.finish_reason.value,
+    }
+    return pack(PARTIAL_SCHEMA, record, arrays)
 
 
-def decode_salvage(data: bytes) -> dict[int, Partial]:
+def decode_partial(data: bytes) -> Partial:
     """Raises CodecError."""
-    record, arrays = unpack(SALVAGE_SCHEMA, data)
+    record, arrays = unpack(PARTIAL_SCHEMA, data)
     try:
-        samples = {
-            int(index): Partial(
-                token_ids=tuple(arrays[sample["response"]].tolist()),
-                logprobs=tuple(arrays[sample["logprobs"]].tolist()),
-                version_spans=tuple(VersionSpan(*span) for span in sample["spans"]),
-                finish_reason=FinishReason(sample["finish"]),
-            )
-            for index, sample in record.items()
-        }
-        for index, sample in samples.items():
-            _check_partial(sample, f"sample {index}")
+        part = Partial(
+            token_ids=tuple(arrays[record["response"]].tolist()),
+            logprobs=tuple(arrays[record["logprobs"]].tolist()),
+            version_spans=tuple(VersionSpan(*span) for span in record["spans"]),
+            finish_reason=FinishReason(record["finish"]),
+        )
+        _check_partial(part)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, CodecError):
             raise
-        raise CodecError(f"not a salvage: {error!r}") from error
-    return samples
+        raise CodecError(f"no part of a sample: {error!r}") from error
+    return part
 
 
 def check_group(group: Group) -> None:
@@ -236,13 +230,13 @@ def _check_segment(segment: Segment, where: str) -> None:
     _check_spans(segment.version_spans, size, where)
 
 
-def _check_partial(sample: Partial, where: str) -> None:
-    size = len(sample.token_ids)
-    if not size or not all(_is_int(token) and 0 <= token <= _MAX_ID for token in sample.token_ids):
-        raise CodecError(f"{where}: token_ids must hold 1 or more token ids in [0, {_MAX_ID}]")
-    if len(sample.logprobs) != size or not all(map(_is_finite, sample.logprobs)):
-        raise CodecError(f"{where}: {len(sample.logprobs)} logprobs; {size} finite ones are expected, one a token")
-    _check_spans(sample.version_spans, size, where)
+def _check_partial(part: Partial) -> None:
+    size = len(part.token_ids)
+    if not size or not all(_is_int(token) and 0 <= token <= _MAX_ID for token in part.token_ids):
+        raise CodecError(f"token_ids must hold 1 or more token ids in [0, {_MAX_ID}]")
+    if len(part.logprobs) != size or not all(map(_is_finite, part.logprobs)):
+        raise CodecError(f"{len(part.logprobs)} logprobs; {size} finite ones are expected, one a token")
+    _check_spans(part.version_spans, size, "part of a sample")
 
 
 def _check_array(array: npt.NDArray[Any], dtype: type[np.generic], where: str) -> None:

@@ -3,10 +3,10 @@
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from rollout.codec import check_group, encode_request, encode_salvage, requests_digest
+from rollout.codec import check_group, encode_partial, encode_request, requests_digest
 from rollout.errors import Fenced, IdempotencyConflict, LeaseLost, NotFound, QueueFull, WriterBusy
 from rollout.queue import (
     MAX_REASON_CHARS,
@@ -20,7 +20,8 @@ from rollout.queue import (
     Submission,
     group_id,
 )
-from rollout.types import TERMINAL_STATES, Experience, Group, GroupState, Partial, Purpose, RolloutRequest
+from rollout.salvage import Chunk, assembled
+from rollout.types import TERMINAL_STATES, Experience, Group, GroupState, Purpose, RolloutRequest
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class _Record:
     holder: int | None = None
     scored: int = 0
     """Place in the order of completion."""
-    salvaged: dict[int, Partial] = field(default_factory=dict)
+    chunks: dict[str, Chunk] = field(default_factory=dict)
     group: Group | None = None
     reason: str | None = None
     ended_ms: int | None = None
@@ -141,26 +142,31 @@ class MemoryQueue:
                 held.append(replace(lease, deadline_ms=record.deadline_ms))
         return held
 
-    async def salvage(self, lease: Lease, samples: Mapping[int, Partial]) -> None:
-        encode_salvage(samples)  # checks them
-        self._holding(lease).salvaged = dict(samples)
+    async def salvage(self, lease: Lease, chunks: Sequence[Chunk]) -> None:
+        if not chunks:
+            return
+        for chunk in chunks:
+            encode_partial(chunk.part)  # checks it
+        record = self._holding(lease)
+        record.chunks = {chunk.name: chunk for chunk in chunks} | record.chunks
 
     async def complete(self, lease: Lease, group: Group) -> None:
         check_group(group)
         record = self._leased(lease, "complete")
         if record is None:
             return
-        record.group, record.salvaged = group, {}
+        record.group, record.chunks = group, {}
         if record.request.purpose is Purpose.TRAIN:
             self._scored += 1
             record.state, record.scored = GroupState.EXPERIENCE, self._scored
         else:
             self._end(lease.group_id, GroupState.DELIVERED, "")
 
-    async def release(self, lease: Lease, *, reason: str, failed: bool = False) -> None:
+    async def release(self, lease: Lease, *, reason: str, failed: bool = False, forget: bool = False) -> None:
         record = self._leased(lease, "fail" if failed else "release")
         if record is None:
             return
+        record.chunks = {} if forget else record.chunks
         record.failures += failed
         if failed and record.failures >= self._limits.max_failures:
             self._end(lease.group_id, GroupState.DEAD, reason)
@@ -310,7 +316,7 @@ class MemoryQueue:
                 record.state, record.failures, record.returned_ms = GroupState.LEASED, failures, None
                 record.attempt, record.deadline_ms = record.attempt + 1, deadline
                 max_age = self._eta if record.request.purpose is Purpose.TRAIN else None
-                salvaged = dict(record.salvaged)
+                salvaged = {i: s for i, s in assembled(record.chunks.values()).items() if 0 <= i < record.request.n}
                 leases.append(Lease(gid, record.attempt, record.request, deadline, salvaged, max_age))
         return leases
 
@@ -333,7 +339,7 @@ class MemoryQueue:
 
     def _end(self, gid: str, outcome: GroupState, reason: str) -> None:
         record = self._records[gid]
-        record.state, record.ended_ms, record.salvaged = outcome, self._clock(), {}
+        record.state, record.ended_ms, record.chunks = outcome, self._clock(), {}
         record.reason = reason[:MAX_REASON_CHARS] or None
         if outcome is GroupState.DEAD:
             self._dead.append(DeadLetter(gid, reason[:MAX_REASON_CHARS], record.ended_ms))

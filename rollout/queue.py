@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rollout.types import Experience, Group, GroupState, Partial, Purpose, RolloutRequest
+from rollout.salvage import Chunk, Salvaged
+from rollout.types import Experience, Group, GroupState, Purpose, RolloutRequest
 
 SETTLED_STATES = frozenset({GroupState.TRAINED, GroupState.FILTERED, GroupState.STALE, GroupState.DEAD})
 """How experience may end."""
@@ -54,7 +55,7 @@ class Lease:
     """1 for the first lease of a group."""
     request: RolloutRequest
     deadline_ms: int
-    salvaged: Mapping[int, Partial] = field(default_factory=dict)
+    salvaged: Mapping[int, Salvaged] = field(default_factory=dict)
     """What earlier attempts left of the samples, by index."""
     max_age: int | None = None
     """A salvaged sample whose oldest version is further behind than this is not worth continuing: the gate's eta, which
@@ -161,9 +162,10 @@ class RolloutQueue(Protocol):
         """The leases that still hold, with new deadlines; the missing ones are lost (expired or cancelled)."""
         ...
 
-    async def salvage(self, lease: Lease, samples: Mapping[int, Partial]) -> None:
-        """Keep what there is of the samples, by index, for whoever leases the group next; it replaces what was kept
-        before, and goes when the group is complete or has ended. Raises LeaseLost, CodecError.
+    async def salvage(self, lease: Lease, chunks: Sequence[Chunk]) -> None:
+        """Keep these tokens for whoever leases the group next, until it is complete or has ended.
+
+        A chunk that is kept already stays as it is. Raises LeaseLost, CodecError.
         """
         ...
 
@@ -171,8 +173,10 @@ class RolloutQueue(Protocol):
         """Train groups become experience, eval and collect groups are delivered. Raises LeaseLost."""
         ...
 
-    async def release(self, lease: Lease, *, reason: str, failed: bool = False) -> None:
-        """Give the group back unfinished; with `failed` it counts towards `max_failures`. Raises LeaseLost."""
+    async def release(self, lease: Lease, *, reason: str, failed: bool = False, forget: bool = False) -> None:
+        """Give the group back unfinished; with `failed` it counts towards `max_failures`, with `forget` what was salvaged
+        of it goes, since it may be why. Raises LeaseLost.
+        """
         ...
 
     async def reject(self, lease: Lease, *, reason: str) -> None:

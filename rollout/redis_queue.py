@@ -5,7 +5,7 @@ Every verb is one round trip of one script, which also moves the ledger.
 
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +13,11 @@ import structlog
 
 from rollout.codec import (
     decode_group,
+    decode_partial,
     decode_request,
-    decode_salvage,
     encode_group,
+    encode_partial,
     encode_request,
-    encode_salvage,
     requests_digest,
 )
 from rollout.errors import (
@@ -43,7 +43,8 @@ from rollout.queue import (
     group_id,
 )
 from rollout.redis_store import Argument, RedisStore, ScriptRefusal
-from rollout.types import TERMINAL_STATES, Experience, Group, GroupState, Partial, Purpose, RolloutRequest
+from rollout.salvage import Chunk, Salvaged, assembled
+from rollout.types import TERMINAL_STATES, Experience, Group, GroupState, Purpose, RolloutRequest
 
 log = structlog.get_logger(__name__)
 
@@ -153,14 +154,16 @@ class RedisQueue:
             if deadline
         ]
 
-    async def salvage(self, lease: Lease, samples: Mapping[int, Partial]) -> None:
-        await self._run("salvage", self._now(), lease.group_id, lease.attempt, encode_salvage(samples) if samples else "")
+    async def salvage(self, lease: Lease, chunks: Sequence[Chunk]) -> None:
+        if chunks:
+            named = [part for chunk in chunks for part in (chunk.name, encode_partial(chunk.part))]
+            await self._run("salvage", self._now(), lease.group_id, lease.attempt, *named)
 
     async def complete(self, lease: Lease, group: Group) -> None:
         await self._run("complete", self._now(), lease.group_id, lease.attempt, encode_group(group))
 
-    async def release(self, lease: Lease, *, reason: str, failed: bool = False) -> None:
-        await self._give_back(lease.group_id, lease.attempt, reason, "fail" if failed else "release")
+    async def release(self, lease: Lease, *, reason: str, failed: bool = False, forget: bool = False) -> None:
+        await self._give_back(lease.group_id, lease.attempt, reason, "fail" if failed else "release", forget=forget)
 
     async def reject(self, lease: Lease, *, reason: str) -> None:
         await self._give_back(lease.group_id, lease.attempt, reason, "reject")
@@ -243,8 +246,8 @@ class RedisQueue:
             return "", "", ""
         return self._limits.max_depth, self._limits.max_failures, self._limits.retain_s
 
-    async def _give_back(self, gid: str, attempt: int, reason: str, verb: str) -> None:
-        await self._run("give_back", self._now(), gid, attempt, _reason(reason), verb)
+    async def _give_back(self, gid: str, attempt: int, reason: str, verb: str, *, forget: bool = False) -> None:
+        await self._run("give_back", self._now(), gid, attempt, _reason(reason), verb, "forget" if forget else "")
 
     async def _counts(self) -> dict[str, int]:
         raw = await self._store.command("HGETALL", self._key("ledger"))
@@ -315,13 +318,15 @@ def _readable(gid: str, result: bytes | None) -> Group | None:
         return None
 
 
-def _salvaged(gid: bytes, data: bytes, n: int) -> dict[int, Partial]:
-    """A damaged salvage costs what it would have saved, and nothing else."""
-    try:
-        return {i: sample for i, sample in decode_salvage(data).items() if i < n} if data else {}
-    except CodecError as error:
-        log.warning("salvage_corrupt", group=gid.decode(), error=str(error))
-        return {}
+def _salvaged(gid: bytes, flat: Sequence[bytes], n: int) -> dict[int, Salvaged]:
+    """Of alternating names and chunks. A damaged chunk costs what it and those after it would have saved, no more."""
+    chunks = []
+    for name, data in zip(flat[::2], flat[1::2], strict=True):
+        try:
+            chunks.append(Chunk.named(_lenient(name), decode_partial(data)))
+        except CodecError as error:
+            log.warning("salvage_corrupt", group=gid.decode(), chunk=_lenient(name), error=str(error))
+    return {index: sample for index, sample in assembled(chunks).items() if 0 <= index < n}
 
 
 def _ms(seconds: float) -> int:

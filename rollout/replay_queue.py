@@ -6,7 +6,7 @@ and settled is kept in memory alone, because the journal and the checkpoints say
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rollout.errors import Fenced, LeaseLost, NotFound, QueueFull
 from rollout.queue import (
@@ -20,7 +20,8 @@ from rollout.queue import (
     Submission,
 )
 from rollout.recording import Recording
-from rollout.types import Experience, Group, GroupState, Partial, Purpose, RolloutRequest
+from rollout.salvage import Chunk
+from rollout.types import Experience, Group, GroupState, Purpose, RolloutRequest
 
 _LETTERS = 100
 """Dead letters kept."""
@@ -72,13 +73,13 @@ class ReplayQueue:
     async def renew(self, consumer: str, leases: Sequence[Lease], *, lease_s: float) -> list[Lease]:  # noqa: ARG002
         return []
 
-    async def salvage(self, lease: Lease, samples: Mapping[int, Partial]) -> None:  # noqa: ARG002
+    async def salvage(self, lease: Lease, chunks: Sequence[Chunk]) -> None:  # noqa: ARG002
         raise self._no_lease(lease)
 
     async def complete(self, lease: Lease, group: Group) -> None:  # noqa: ARG002
         raise self._no_lease(lease)
 
-    async def release(self, lease: Lease, *, reason: str, failed: bool = False) -> None:  # noqa: ARG002
+    async def release(self, lease: Lease, *, reason: str, failed: bool = False, forget: bool = False) -> None:  # noqa: ARG002
         raise self._no_lease(lease)
 
     async def reject(self, lease: Lease, *, reason: str) -> None:  # noqa: ARG002

@@ -8,8 +8,9 @@
 --   <ns>:{<run>}:leases:<purpose>      zset    "<group id> <entry id>" by lease deadline (ms)
 --   <ns>:{<run>}:returned:<purpose>    zset    "<group id> <entry id>" by time of release: leased again before fresh entries
 --   <ns>:{<run>}:experience            stream  g=<group id>; scored, not settled. The one fenced writer walks it with a cursor
---   <ns>:{<run>}:group:<group id>      hash    state purpose attempt failures expires request entry consumer deadline salvage
+--   <ns>:{<run>}:group:<group id>      hash    state purpose attempt failures expires request entry consumer deadline
 --                                              result holder reason done; expires `retain_s` after the group's end
+--   <ns>:{<run>}:salvage:<group id>    hash    "<sample>:<origin>:<start>" -> tokens of an unfinished sample (rollout.salvage)
 --   <ns>:{<run>}:subs                  set     submission ids
 --   <ns>:{<run>}:sub:<submission id>   string  one character per group, "." until its end: one byte a group that outlives
 --                                              the record, and lets the audit count without the ledger
@@ -37,6 +38,10 @@ end
 
 local function group_key(gid)
   return P .. 'group:' .. gid
+end
+
+local function salvage_key(gid)
+  return P .. 'salvage:' .. gid
 end
 
 local function rollouts(purpose)
@@ -94,9 +99,9 @@ local function finish(gid, purpose, from, outcome, reason, now)
   if outcome == 'dead' then
     dead_letter(gid, reason, now)
   end
+  redis.call('DEL', salvage_key(gid))
   local key = group_key(gid)
   if redis.call('EXISTS', key) == 1 then
-    redis.call('HDEL', key, 'salvage')
     redis.call('HSET', key, 'state', outcome, 'reason', reason)
     redis.call('EXPIRE', key, int(limits().retain_s))
   end

@@ -11,7 +11,7 @@ end
 remove_entry(r[3], gid, r[4])
 if r[3] == 'train' then
   local entry = redis.call('XADD', P .. 'experience', '*', 'g', gid)
-  redis.call('HDEL', key, 'salvage')
+  redis.call('DEL', salvage_key(gid))
   redis.call('HSET', key, 'state', 'experience', 'entry', entry, 'result', ARGV[4], 'done', mark)
   count('leased', 'train', -1)
   count('experience', 'train', 1)

@@ -1,4 +1,4 @@
--- ARGV: now or "", group id, attempt, reason, "release" | "fail" | "reject".
+-- ARGV: now or "", group id, attempt, reason, "release" | "fail" | "reject", "forget" or "".
 local gid, attempt, reason, verb = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local key, mark = group_key(gid), ARGV[3] .. ':' .. ARGV[5]
 local r = redis.call('HMGET', key, 'state', 'attempt', 'purpose', 'entry', 'done', 'failures')
@@ -11,6 +11,9 @@ end
 allow_when_full()
 local now, purpose, entry = now_ms(ARGV[1]), r[3], r[4]
 local failures = tonumber(r[6]) + (verb == 'fail' and 1 or 0)
+if ARGV[6] == 'forget' then
+  redis.call('DEL', salvage_key(gid))
+end
 redis.call('HSET', key, 'done', mark, 'failures', int(failures))
 if verb == 'reject' or (verb == 'fail' and failures >= limits().max_failures) then
   remove_entry(purpose, gid, entry)

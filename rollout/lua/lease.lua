@@ -1,5 +1,5 @@
 -- ARGV: now or "", nonce, consumer, count, lease_ms, purposes...
--- Returns {group id, attempt, deadline, request, salvage or "", the gate's eta or ""} each: expired leases, then returned
+-- Returns {group id, attempt, deadline, request, salvage as names and chunks, the gate's eta or ""} each: expired leases, then returned
 -- groups, then fresh ones.
 local now = now_ms(ARGV[1])
 local nonce, consumer, want, lease_ms = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -16,7 +16,7 @@ end
 -- Lease one group, or bury it. `from` is its state so far; `cost` what this takeover adds to its failures.
 local function take(purpose, gid, entry, from, cost)
   local key = group_key(gid)
-  local r = redis.call('HMGET', key, 'attempt', 'failures', 'expires', 'request', 'consumer', 'salvage')
+  local r = redis.call('HMGET', key, 'attempt', 'failures', 'expires', 'request', 'consumer')
   if not (r[1] and r[2] and r[3] and r[4]) then
     return bury(purpose, gid, entry, from, 'corrupt: record lost')
   end
@@ -39,7 +39,7 @@ local function take(purpose, gid, entry, from, cost)
     count('queued', purpose, -1)
     count('leased', purpose, 1)
   end
-  out[#out + 1] = {gid, attempt, deadline, r[4], r[6] or '', eta}
+  out[#out + 1] = {gid, attempt, deadline, r[4], redis.call('HGETALL', salvage_key(gid)), eta}
   granted[#granted + 1] = gid
 end
 
@@ -115,9 +115,9 @@ end
 local last = redis.call('HGET', P .. 'calls', consumer)
 if last and string.sub(last, 1, #nonce + 1) == nonce .. ' ' then -- this very call, resent
   for gid in string.gmatch(string.sub(last, #nonce + 2), '%S+') do
-    local r = redis.call('HMGET', group_key(gid), 'state', 'consumer', 'attempt', 'deadline', 'request', 'salvage')
+    local r = redis.call('HMGET', group_key(gid), 'state', 'consumer', 'attempt', 'deadline', 'request')
     if r[1] == 'leased' and r[2] == consumer then
-      out[#out + 1] = {gid, tonumber(r[3]), tonumber(r[4]), r[5], r[6] or '', eta}
+      out[#out + 1] = {gid, tonumber(r[3]), tonumber(r[4]), r[5], redis.call('HGETALL', salvage_key(gid)), eta}
     end
   end
   return out

@@ -1,0 +1,112 @@
+"""What there is of a group's unfinished samples, kept in the queue chunk by chunk and put together by whoever goes on.
+
+A chunk is written once and never shortened, so a late or repeated write changes nothing. Its name says which tokens it
+holds: those from `start` on of sample `index`, in the history that began with the attempt `origin`. A sample that starts
+anew begins a new history, and the newest one counts.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from rollout.errors import CodecError
+from rollout.types import Partial, VersionSpan
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens [start, start + T) of one sample."""
+
+    index: int
+    """Of the sample in its group."""
+    origin: int
+    """Attempt that sampled its first token."""
+    start: int
+    part: Partial
+    """Spans count from the chunk's own beginning. Finished where the sample is."""
+
+    @property
+    def name(self) -> str:
+        """Unique within a group."""
+        return f"{self.index}:{self.origin}:{self.start}"
+
+    @classmethod
+    def named(cls, name: str, part: Partial) -> "Chunk":
+        """Raises CodecError for what is no chunk's name."""
+        try:
+            index, origin, start = map(int, name.split(":"))
+        except ValueError as error:
+            raise CodecError(f"{name!r} names no chunk") from error
+        return cls(index, origin, start, part)
+
+
+@dataclass(frozen=True, slots=True)
+class Salvaged:
+    """A sample as its chunks give it."""
+
+    origin: int
+    part: Partial
+
+
+def assembled(chunks: Iterable[Chunk]) -> dict[int, Salvaged]:
+    """Samples by index: of the newest history the chunks from the start on, as far as they follow one another."""
+    histories: dict[int, dict[int, list[Chunk]]] = {}
+    for chunk in chunks:
+        histories.setdefault(chunk.index, {}).setdefault(chunk.origin, []).append(chunk)
+    found = {}
+    for index, by_origin in histories.items():
+        origin = max(by_origin)
+        if (part := _put_together(by_origin[origin])) is not None:
+            found[index] = Salvaged(origin, part)
+    return found
+
+
+def _put_together(chunks: Iterable[Chunk]) -> Partial | None:
+    whole: Partial | None = None
+    for chunk in sorted(chunks, key=lambda one: one.start):
+        if chunk.start > tokens(whole):
+            break
+        whole = joined(whole, after(chunk.part, tokens(whole) - chunk.start))
+    return whole
+
+
+def tokens(part: Partial | None) -> int:
+    """How many."""
+    return 0 if part is None else len(part.token_ids)
+
+
+def joined(before: Partial | None, after: Partial | None) -> Partial | None:
+    """`after` continues `before`; either may be None, of no token. Spans of one version that meet become one."""
+    if before is None or after is None:
+        return after or before
+    spans = list(before.version_spans)
+    for span in after.version_spans:
+        moved = VersionSpan(span.version, span.start + tokens(before), span.stop + tokens(before))
+        if spans[-1].version == moved.version:
+            moved = replace(moved, start=spans.pop().start)
+        spans.append(moved)
+    return Partial(
+        before.token_ids + after.token_ids, before.logprobs + after.logprobs, tuple(spans), after.finish_reason
+    )
+
+
+def after(part: Partial, start: int) -> Partial | None:
+    """Tokens from `start` on; None where there is none."""
+    if start >= tokens(part):
+        return None
+    spans = [
+        VersionSpan(s.version, max(0, s.start - start), s.stop - start) for s in part.version_spans if s.stop > start
+    ]
+    return replace(part, token_ids=part.token_ids[start:], logprobs=part.logprobs[start:], version_spans=tuple(spans))
+
+
+def before_version(part: Partial, version: int) -> Partial | None:
+    """The tokens before the first one of `version`, to be continued; all of it where there is none of that version."""
+    starts = [span.start for span in part.version_spans if span.version == version]
+    if not starts:
+        return part
+    stop = min(starts)
+    if not stop:
+        return None
+    spans = tuple(span for span in part.version_spans if span.stop <= stop)
+    ids, logprobs = part.token_ids[:stop], part.logprobs[:stop]
+    return Partial(ids, logprobs, spans)
