@@ -174,8 +174,8 @@ class RolloutQueue(Protocol):
         ...
 
     async def release(self, lease: Lease, *, reason: str, failed: bool = False, forget: bool = False) -> None:
-        """Give the group back unfinished; with `failed` it counts towards `max_failures`, with `forget` what was salvaged
-        of it goes, since it may be why. Raises LeaseLost.
+        """Give the group back unfinished; with `failed` it counts towards `max_failures`, with `forget` what was
+        salvaged of it goes, since it may be why. Raises LeaseLost.
         """
         ...
 

@@ -14,6 +14,7 @@ from rollout.errors import Fenced, WriterBusy
 from rollout.redis_store import Argument, RedisStore, ScriptRefusal
 
 _EPOCH_TTL_S = 3_600
+_BEAT_FIELDS = frozenset(field.name for field in dataclasses.fields(Heartbeat))
 
 
 class RedisBoard:

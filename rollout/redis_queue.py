@@ -149,9 +149,7 @@ class RedisQueue:
         pairs = [part for lease in leases for part in (lease.group_id, lease.attempt)]
         deadlines = await self._run("renew", self._now(), _ms(lease_s), *pairs)
         return [
-            replace(lease, deadline_ms=deadline)
-            for lease, deadline in zip(leases, deadlines, strict=True)
-            if deadline
+            replace(lease, deadline_ms=deadline) for lease, deadline in zip(leases, deadlines, strict=True) if deadline
         ]
 
     async def salvage(self, lease: Lease, chunks: Sequence[Chunk]) -> None:

@@ -1,7 +1,7 @@
 """What there is of a group's unfinished samples, kept in the queue chunk by chunk and put together by whoever goes on.
 
 A chunk is written once and never shortened, so a late or repeated write changes nothing. Its name says which tokens it
-holds: those from `start` on of sample `index`, in the history that began with the attempt `origin`. A sample that starts
+holds: those from `start` on of sample `index`, in the history that `origin` numbers. A sample that starts
 anew begins a new history, and the newest one counts.
 """
 
@@ -19,7 +19,7 @@ class Chunk:
     index: int
     """Of the sample in its group."""
     origin: int
-    """Attempt that sampled its first token."""
+    """Of the history that it belongs to; the larger, the newer."""
     start: int
     part: Partial
     """Spans count from the chunk's own beginning. Finished where the sample is."""

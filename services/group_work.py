@@ -2,15 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from rollout.errors import RewardError
+from rollout.queue import Lease
 from rollout.rewards import Reward, RewardInput
+from rollout.salvage import Chunk
 from rollout.types import Group, Partial, RolloutRequest, Sample, Segment, Timings
-from services.sample_run import Generator, SampleRun, Tally, tokens
+from services.sample_run import Generator, SampleRun, Tally
 from services.seats import Seats
 
 
@@ -22,29 +24,43 @@ class Scorer(Protocol):
     async def score(self, name: str, samples: Sequence[RewardInput]) -> list[Reward]: ...
 
 
+class Parted(Exception):
+    """The work was ended by `GroupWork.part`."""
+
+
 class GroupWork:
     """Its samples run side by side, as far as there are seats."""
 
     def __init__(
         self,
-        request: RolloutRequest,
+        lease: Lease,
         *,
         replica: str,
         engine: Generator,
         seats: Seats,
         rewards: Scorer,
-        kept: Mapping[int, Partial],
+        worth: Callable[[Partial], bool],
         tally: Tally,
     ) -> None:
-        """`kept` are samples of earlier attempts to go on from, by index."""
-        self._request = request
+        """`worth` says which parts of samples are worth going on from."""
+        self._request = lease.request
         self._replica = replica
         self._engine = engine
         self._rewards = rewards
+        self._parted = asyncio.Event()
         self._runs = [
-            SampleRun(engine, seats, request, index, start=kept.get(index), tally=tally) for index in range(request.n)
+            SampleRun(
+                engine,
+                seats,
+                lease.request,
+                index,
+                attempt=lease.attempt,
+                start=sample if (sample := lease.salvaged.get(index)) and worth(sample.part) else None,
+                worth=worth,
+                tally=tally,
+            )
+            for index in range(lease.request.n)
         ]
-        self._saved = {index: tokens(part) for index, part in kept.items()}
 
     @property
     def waits(self) -> bool:
@@ -52,26 +68,24 @@ class GroupWork:
         return not any(run.seated for run in self._runs) and not all(run.finished for run in self._runs)
 
     @property
-    def in_flight(self) -> int:
-        """Tokens of requests that the engine is working on."""
-        return sum(run.in_flight for run in self._runs)
+    def unsaved(self) -> int:
+        """Tokens that the queue does not keep."""
+        return sum(run.unsaved for run in self._runs)
 
-    def unsaved(self, samples: Mapping[int, Partial]) -> int:
-        """How many tokens of these the queue does not keep."""
-        return sum(max(0, tokens(part) - self._saved.get(index, 0)) for index, part in samples.items())
+    def due(self, most: int) -> list[Chunk]:
+        """Chunks of the samples that have `most` unsaved tokens or more."""
+        return [chunk for run in self._runs if run.unsaved >= most and (chunk := run.chunk()) is not None]
 
-    def due(self, most: int) -> bool:
-        """Whether to save it now: a sample has `most` unsaved tokens, or has some and lost its seat."""
-        behind = [(run, run.size - self._saved.get(index, 0)) for index, run in enumerate(self._runs)]
-        return any(size >= most or (size and not run.seated and not run.finished) for run, size in behind)
-
-    def so_far(self) -> dict[int, Partial]:
-        """What there is of its samples now, by index."""
-        return {index: part for index, run in enumerate(self._runs) if (part := run.so_far()) is not None}
-
-    def saved(self, samples: Mapping[int, Partial]) -> None:
+    def saved(self, chunks: Sequence[Chunk]) -> None:
         """The queue keeps these."""
-        self._saved = {index: tokens(part) for index, part in samples.items()}
+        for chunk in chunks:
+            self._runs[chunk.index].saved(chunk)
+
+    def part(self) -> None:
+        """End at once: `produce` raises Parted when every sample has what there is of it."""
+        self._parted.set()
+        for run in self._runs:
+            run.part()
 
     def leave(self) -> None:
         """Give all seats and places in the line back."""
@@ -79,21 +93,52 @@ class GroupWork:
             run.leave()
 
     async def produce(self) -> Group:
-        """The scored group. Raises what the engine or the reward raises, the first of it in an exception group."""
+        """The scored group. Raises Parted, and the first error of the engine or the reward."""
         leased_at, started = time.time(), time.monotonic()
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run.run()) for run in self._runs]
-        samples = [task.result() for task in tasks]
+        await self._generate()
         generated_s = time.monotonic() - started
-        texts = [self._engine.decode(sample.token_ids) for sample in samples]
-        rewards = await self._score(samples, texts)
+        rewards = await self._unless_parted(self._score())
         timings = Timings(leased_at, generated_s, rewarded_s=time.monotonic() - started - generated_s)
-        return scored_group(self._request, samples, texts, rewards, self._replica, timings)
+        samples = [run.kept for run in self._runs if run.kept is not None]
+        texts = [run.text for run in self._runs]
+        return scored_group(
+            self._request, samples, texts=texts, rewards=rewards, replica=self._replica, timings=timings
+        )
 
-    async def _score(self, samples: Sequence[Partial], texts: Sequence[str]) -> list[Reward]:
+    async def _generate(self) -> None:
+        """Until every sample has ended. Where one fails the others are cut, so that their tokens stay."""
+        running = [asyncio.create_task(run.run()) for run in self._runs]
+        try:
+            _, others = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+            if others:
+                for run in self._runs:
+                    run.part()
+                await asyncio.wait(others)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        for task in running:
+            task.result()
+        if self._parted.is_set():
+            raise Parted
+
+    async def _unless_parted(self, scoring: Coroutine[Any, Any, list[Reward]]) -> list[Reward]:
+        task, parted = asyncio.create_task(scoring), asyncio.create_task(self._parted.wait())
+        try:
+            await asyncio.wait({task, parted}, return_when=asyncio.FIRST_COMPLETED)
+            if parted.done():
+                raise Parted
+            return task.result()
+        finally:
+            for one in (task, parted):
+                one.cancel()
+            await asyncio.gather(task, parted, return_exceptions=True)
+
+    async def _score(self) -> list[Reward]:
         if self._request.reward is None:
-            return [Reward(0.0, {}) for _ in samples]
-        inputs = [reward_input(self._request, sample, text) for sample, text in zip(samples, texts, strict=True)]
+            return [Reward(0.0, {}) for _ in self._runs]
+        inputs = [reward_input(self._request, run.kept, run.text) for run in self._runs if run.kept is not None]
         rewards = await self._rewards.score(self._request.reward.name, inputs)
         if len(rewards) != len(inputs):
             raise RewardError(f"{len(inputs)} samples but {len(rewards)} rewards")
@@ -115,6 +160,7 @@ def reward_input(request: RolloutRequest, sample: Partial, text: str) -> RewardI
 def scored_group(
     request: RolloutRequest,
     samples: Sequence[Partial],
+    *,
     texts: Sequence[str],
     rewards: Sequence[Reward],
     replica: str,

@@ -7,19 +7,20 @@ lease a group -> GroupWork (seats, samples, rewards) -> complete
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import structlog
 
-from rollout.errors import CodecError, LeaseLost, StoreUnavailable
+from rollout.errors import CodecError, LeaseLost, RewardError, StoreUnavailable
 from rollout.queue import Lease, RolloutQueue
+from rollout.salvage import Chunk, before_version
 from rollout.types import Partial, Purpose, RolloutRequest
 from services.config import HarvestConfig
-from services.group_work import GroupWork, Scorer
-from services.partials import continued
+from services.group_work import GroupWork, Parted, Scorer
 from services.sample_run import EngineGone, Generator, Tally
 from services.seats import Seats
 
@@ -28,6 +29,10 @@ _GROUPS_PER_SEAT = 2
 _OUTAGE_WAIT_S = 1.0
 _LOOK_S = 0.1
 """Between two looks at what is to be salvaged or given back."""
+_SALVAGE_AGAIN_S = 5.0
+"""After the queue refused to keep something."""
+_FAREWELL_S = 10.0
+"""For all groups to be given back when the replica stops."""
 _STOPPED = "replica stopped"
 _NOT_ALLOWED = "the replica may no longer harvest this purpose"
 _NO_SEAT = "users need the seats of the replica"
@@ -70,12 +75,12 @@ class _Held:
     lost: bool = False
     given_up: str = ""
     """Why it is being given back."""
-    trusted: bool = True
-    """Whether what was sampled may be salvaged."""
-    parting: Mapping[int, Partial] | None = None
-    """What there was of its samples when it was ended."""
+    untrusted: set[int] = field(default_factory=set)
+    """Versions of which no token is salvaged."""
     idle_since: float | None = None
     """When it was first seen without a seat, monotonic."""
+    quiet_until: float = 0.0
+    """No salvage before, monotonic: the queue refused the last one."""
 
 
 class Harvester:
@@ -105,11 +110,11 @@ class Harvester:
         finally:
             await self._return_all()
 
-    def give_up(self, reason: str) -> None:
-        """Abort all work in flight and give its leases back; what was sampled so far cannot be trusted."""
+    def give_up(self, reason: str, version: int) -> None:
+        """Abort all work in flight and give its leases back; tokens of `version`, and what follows them, go."""
         for held in self._held.values():
-            held.trusted, held.given_up = False, reason
-            self._end(held)
+            held.untrusted.add(version)
+            self._part(held, reason)
 
     async def _lease_forever(self) -> None:
         while True:
@@ -175,14 +180,25 @@ class Harvester:
 
     def _work_on(self, lease: Lease) -> GroupWork:
         return GroupWork(
-            lease.request,
+            lease,
             replica=self._replica,
             engine=self._engine,
             seats=self._seats,
             rewards=self._rewards,
-            kept=continued(lease, version=self._fleet.version, pinned=self._fleet.pinned is not None),
+            worth=partial(self._worth, lease),
             tally=self.tally,
         )
+
+    def _worth(self, lease: Lease, part: Partial) -> bool:
+        """Whether a part of a sample is worth going on from.
+
+        Not one that the trainer would find too old, that another version had a part in while an evaluation holds this
+        replica at its own, or that this engine's context has no room for.
+        """
+        version, size = self._fleet.version, len(lease.request.prompt_ids) + len(part.token_ids)
+        too_old = lease.max_age is not None and version - part.oldest_version > lease.max_age
+        mixed = self._fleet.pinned is not None and any(span.version != version for span in part.version_spans)
+        return not (too_old or mixed) and (part.finished or size < self._engine.max_model_len)
 
     def _forget(self, key: tuple[str, str], held: _Held) -> None:
         held.work.leave()
@@ -194,19 +210,15 @@ class Harvester:
         """One leased group to its end; nothing that happens to it stops the loop."""
         try:
             await self._produce(held)
+        except Parted:
+            await self._give_back(held)
         except LeaseLost as error:
             _log.info("lease_lost", group=held.lease.group_id, error=str(error))
-            self._count_lost(held)
-        except asyncio.CancelledError:
-            if held.lost:
-                self._count_lost(held)
-            else:
-                await self._give_back(held, reason=held.given_up or _STOPPED)
+            self.tally.lost += held.work.unsaved
+        except asyncio.CancelledError:  # lost to another, or no time left for a farewell
+            self.tally.lost += held.work.unsaved
         except Exception as error:
-            cause = _first(error)
-            _log.warning("group_failed", group=held.lease.group_id, attempt=held.lease.attempt, error=repr(cause))
-            # What an engine computed when it died may be why it did, and counts; what only waited for it does not.
-            await self._fail(held, cause, failed=not isinstance(cause, EngineGone))
+            await self._fail(held, error)
 
     async def _produce(self, held: _Held) -> None:
         if problem := self._impossible(held.lease.request):
@@ -214,9 +226,8 @@ class Harvester:
             return
         group = await held.work.produce()
         await self._fleet.settled()
-        if held.given_up:  # what awaited above may have ended at the very moment of the cancellation and lost it
-            await self._give_back(held, reason=held.given_up)
-            return
+        if held.given_up:  # what awaited above may have ended at the very moment
+            raise Parted
         await held.queue.complete(held.lease, group)
 
     def _impossible(self, request: RolloutRequest) -> str | None:
@@ -233,23 +244,24 @@ class Harvester:
         while True:
             await asyncio.sleep(_LOOK_S)
             for held in list(self._held.values()):
-                if held.work.due(self._config.salvage_tokens // 2):
-                    with suppress(LeaseLost, StoreUnavailable):
-                        await self._salvage(held, held.work.so_far())
                 self._mind_waiting(held)
+                if not held.given_up and time.monotonic() >= held.quiet_until:
+                    with suppress(LeaseLost):  # its own task will find out
+                        await self._salvage(held, held.work.due(self._config.salvage_tokens // 2))
 
-    async def _salvage(self, held: _Held, samples: Mapping[int, Partial]) -> None:
-        """Keep the samples in the queue, once a check of the weights that made them has passed."""
+    async def _salvage(self, held: _Held, chunks: Sequence[Chunk]) -> None:
+        """Keep them in the queue, once a check of the weights that made them has passed. Raises LeaseLost."""
+        if not chunks:
+            return
         await self._fleet.settled()
-        newer = held.parting is not None and samples is not held.parting
-        if newer or not held.trusted:
-            return
+        trusted = [sound for chunk in chunks if (sound := _sound(chunk, held.untrusted)) is not None]
         try:
-            await held.queue.salvage(held.lease, samples)
-        except CodecError:
-            _log.exception("salvage_refused", group=held.lease.group_id)
+            await held.queue.salvage(held.lease, trusted)
+        except (StoreUnavailable, CodecError) as error:
+            held.quiet_until = time.monotonic() + _SALVAGE_AGAIN_S
+            _log.warning("salvage_refused", group=held.lease.group_id, error=str(error))
             return
-        held.work.saved(samples)
+        held.work.saved(trusted)
 
     def _mind_waiting(self, held: _Held) -> None:
         """A group that has had no seat for a while may find one on another replica."""
@@ -258,41 +270,39 @@ class Harvester:
             held.idle_since = None
         elif held.idle_since is None:
             held.idle_since = now
-        elif now - held.idle_since > self._config.give_back_s and not held.given_up:
-            held.given_up = _NO_SEAT
-            self._end(held)
+        elif now - held.idle_since > self._config.give_back_s:
+            self._part(held, _NO_SEAT)
 
-    async def _give_back(self, held: _Held, *, reason: str) -> None:
-        """With what there is of its samples, where that can be trusted."""
+    async def _give_back(self, held: _Held) -> None:
+        """With what there is of its samples."""
+        with suppress(LeaseLost):
+            await self._salvage(held, held.work.due(1))
         with suppress(LeaseLost, StoreUnavailable):
-            if samples := _left(held):
-                await self._salvage(held, samples)
-            await held.queue.release(held.lease, reason=reason)
-        self._count_lost(held)
+            await held.queue.release(held.lease, reason=held.given_up or _STOPPED)
+        self.tally.lost += held.work.unsaved
 
-    async def _fail(self, held: _Held, cause: BaseException, *, failed: bool) -> None:
-        """The group starts anew, since its samples may be why, unless it was the engine that ended."""
-        had = held.work.so_far()
-        held.parting = had if self._engine.dead else {}
+    async def _fail(self, held: _Held, error: Exception) -> None:
+        """The group goes back with what there is of it, unless that may be why it failed."""
+        # What an engine computed when it died may be why it did, and counts; what only waited for it does not.
+        failed = not isinstance(error, EngineGone)
+        innocent = self._engine.dead or isinstance(error, RewardError | StoreUnavailable)
+        _log.warning("group_failed", group=held.lease.group_id, attempt=held.lease.attempt, error=repr(error))
+        with suppress(LeaseLost):
+            await self._salvage(held, held.work.due(1) if innocent else [])
         with suppress(LeaseLost, StoreUnavailable):
-            await self._salvage(held, held.parting)
-            await held.queue.release(held.lease, reason=f"{type(cause).__name__}: {cause}", failed=failed)
-        self.tally.lost += held.work.unsaved(had)
+            reason = f"{type(error).__name__}: {error}"
+            await held.queue.release(held.lease, reason=reason, failed=failed, forget=not innocent)
+        self.tally.lost += held.work.unsaved
 
-    def _end(self, held: _Held) -> None:
-        """Abort the work; what there is of its samples stays."""
-        if held.parting is None:
-            held.parting = held.work.so_far()
-            self.tally.generated += held.work.in_flight
-        held.task.cancel()
+    def _part(self, held: _Held, reason: str) -> None:
+        """End the work, to give the group back with what there is of its samples."""
+        held.given_up = held.given_up or reason
+        held.work.part()
 
     def _lose(self, held: _Held) -> None:
         """Abort work on a lease that is another's now; there is nothing left to give back."""
         held.lost = True
-        self._end(held)
-
-    def _count_lost(self, held: _Held) -> None:
-        self.tally.lost += held.work.unsaved(_left(held))
+        held.task.cancel()
 
     async def _renew_forever(self) -> None:
         while True:
@@ -317,21 +327,21 @@ class Harvester:
 
     async def _return_all(self) -> None:
         held = list(self._held.values())
-        for h in held:
-            self._end(h)
-        await asyncio.gather(*(h.task for h in held), return_exceptions=True)
+        for one in held:
+            self._part(one, _STOPPED)
+        if held:
+            await asyncio.wait([one.task for one in held], timeout=_FAREWELL_S)
+        for one in held:
+            one.task.cancel()
+        await asyncio.gather(*(one.task for one in held), return_exceptions=True)
         for queue in {id(q): q for q in (*self._fleet.queues(), *(h.queue for h in held))}.values():
             with suppress(StoreUnavailable):
                 await queue.remove_consumer(self._replica)
 
 
-def _left(held: _Held) -> Mapping[int, Partial]:
-    """What there is of its samples, or was when it was ended."""
-    return held.work.so_far() if held.parting is None else held.parting
-
-
-def _first(error: BaseException) -> BaseException:
-    """The first real cause inside nested exception groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+def _sound(chunk: Chunk, untrusted: Collection[int]) -> Chunk | None:
+    """What comes before the first token of an untrusted version; None where that is nothing."""
+    part: Partial | None = chunk.part
+    for version in untrusted:
+        part = None if part is None else before_version(part, version)
+    return None if part is None else replace(chunk, part=part)

@@ -59,7 +59,7 @@ class Reconciler:
         staging: Staging,
         config: PushConfig,
         max_lag: int,
-        on_untrusted: Callable[[str], None],
+        on_untrusted: Callable[[str, int], None],
         receivers: Mapping[str, Receiver] | None = None,
     ) -> None:
         self._fleet = fleet
@@ -290,7 +290,7 @@ class Reconciler:
             self._trusted = verified
             self._failures = {} if verified else {key: self._failures.get(key, 0) + 1}
             if not verified:
-                self._on_untrusted(f"version {manifest.version} is not verified")
+                self._on_untrusted(f"version {manifest.version} is not verified", manifest.version)
             self._settled.set()
             self.news.set()
 

@@ -1,20 +1,24 @@
-"""One sample of a leased group: it takes a seat, generates, gives the seat up when a user needs it, and goes on where it was.
+"""One sample of a leased group: it takes a seat, generates, gives the seat up to a user, and goes on where it was.
 
-    line -> seat -> engine -> finished
-      ^              |
-      +--- cut <-----+    the tokens so far stay
+line -> seat -> engine -> finished
+  ^              |
+  +--- cut <-----+    the tokens so far stay
 """
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from rollout.errors import NightshiftError
+from rollout.salvage import Chunk, Salvaged, after, joined, tokens
 from rollout.types import Partial, RolloutRequest, Sampling
-from services.partials import joined
 from services.seats import Seats, Ticket
+
+_ORIGINS_PER_ATTEMPT = 16
+"""Bits. A sample that starts anew within an attempt begins another history."""
 
 
 class EngineGone(NightshiftError, RuntimeError):
@@ -30,11 +34,11 @@ class Generation(Protocol):
 
     @property
     def size(self) -> int:
-        """How many tokens it has now."""
+        """How many tokens it has now; 0 once it has ended."""
         ...
 
-    def so_far(self) -> Partial | None:
-        """Its tokens now."""
+    def so_far(self, start: int = 0) -> Partial | None:
+        """Its tokens from `start` on, now; None without any, and once it has ended well."""
         ...
 
     async def cut(self) -> None:
@@ -68,13 +72,13 @@ class Tally:
     """Response tokens of one replica's rollouts since its start."""
 
     generated: int = 0
-    """By the engine, and kept at least until their group ended."""
+    """By the engine, as far as they were seen here."""
     cuts: int = 0
     """Samples that gave their seat to a user, a count."""
     salvaged: int = 0
-    """Taken over from an earlier attempt, here or elsewhere, or from before a cut."""
+    """That samples went on from: of an earlier attempt, here or elsewhere, or from before a cut."""
     prefilled_again: int = 0
-    """Prompt and response tokens computed once more to go on from a salvage."""
+    """Prompt and response tokens given to the engine once more to go on from those; its prefix cache may have some."""
     lost: int = 0
     """Generated here and neither handed in nor salvaged."""
 
@@ -89,63 +93,94 @@ class SampleRun:
         request: RolloutRequest,
         index: int,
         *,
-        start: Partial | None,
+        attempt: int,
+        start: Salvaged | None,
+        worth: Callable[[Partial], bool],
         tally: Tally,
     ) -> None:
-        """Stands in the line at once, so that the next look at free seats sees it, unless `start` is finished."""
+        """Stands in the line at once, so that the next look at free seats sees it, unless `start` is finished.
+
+        `worth` says whether a part is worth going on from; it is asked whenever the sample sits down.
+        """
         self._engine = engine
         self._seats = seats
         self._request = request
         self._index = index
+        self._origins = itertools.count(attempt << _ORIGINS_PER_ATTEMPT)
+        self._origin = next(self._origins) if start is None else start.origin
+        self._worth = worth
         self._tally = tally
         self._generation: Generation | None = None
-        self._ticket = None if start is not None and start.finished else seats.ask()
-        self.kept = start
-        tally.salvaged += tokens(start)
-
-    @property
-    def seated(self) -> bool:
-        return self._generation is not None
+        self._parting = False
+        self.kept = None if start is None else start.part
+        self._saved = tokens(self.kept)
+        self.text = ""
+        self._ticket = None if self.finished else seats.ask()
+        tally.salvaged += tokens(self.kept)
 
     @property
     def finished(self) -> bool:
         return self.kept is not None and self.kept.finished
 
     @property
+    def seated(self) -> bool:
+        """Whether the engine works on it."""
+        return self._generation is not None
+
+    @property
     def in_flight(self) -> int:
-        """How many tokens its running request has."""
+        """How many tokens its request in the engine has."""
         return self._generation.size if self._generation else 0
 
     @property
-    def size(self) -> int:
-        """How many tokens it has now."""
-        return tokens(self.kept) + self.in_flight
+    def unsaved(self) -> int:
+        """Tokens that it has and the queue does not."""
+        return max(0, tokens(self.kept) + self.in_flight - self._saved)
 
-    def so_far(self) -> Partial | None:
-        """All of its tokens now, those of a running request included."""
-        return joined(self.kept, self._generation.so_far() if self._generation else None)
+    def chunk(self) -> Chunk | None:
+        """What the queue does not have of it; None where that is nothing."""
+        waiting = None if self.kept is None else after(self.kept, self._saved)
+        running = self._generation.so_far(max(0, self._saved - tokens(self.kept))) if self._generation else None
+        fresh = joined(waiting, running)
+        return None if fresh is None else Chunk(self._index, self._origin, self._saved, fresh)
 
-    async def run(self) -> Partial:
-        """The finished sample. Raises EngineGone and what the engine raises."""
+    def saved(self, chunk: Chunk) -> None:
+        """The queue has it."""
+        if chunk.origin == self._origin:
+            self._saved = max(self._saved, chunk.start + tokens(chunk.part))
+
+    async def run(self) -> None:
+        """Until it is finished, or `part` was called. Raises EngineGone and what the engine raises."""
         while (ticket := self._ticket) is not None:
-            await ticket.seated
-            if self._engine.dead:
-                raise EngineGone("the engine ended before this sample began")
             try:
-                await self._generate(ticket)
+                await asyncio.wait({ticket.seated, ticket.wanted}, return_when=asyncio.FIRST_COMPLETED)
+                if not ticket.wanted.done():
+                    await self._sit(ticket)
             finally:
                 self._seats.leave(ticket)
-            self._ticket = None if self.finished else self._seats.ask(first=True)
-        assert self.kept is not None
-        return self.kept
+                self._ticket = None
+            if not (self.finished or self._parting):
+                self._ticket = self._seats.ask(again=ticket)
+        if self.kept is not None and self.finished:
+            self.text = self._engine.decode(self.kept.token_ids)
+
+    def part(self) -> None:
+        """End at once, with what there is."""
+        self._parting = True
+        if self._ticket is not None:
+            self._ticket.want()
 
     def leave(self) -> None:
-        """Give the seat or the place in the line back."""
+        """Give the seat or the place in the line back, whatever became of `run`."""
         if self._ticket is not None:
             self._seats.leave(self._ticket)
 
-    async def _generate(self, ticket: Ticket) -> None:
+    async def _sit(self, ticket: Ticket) -> None:
         """One stretch of tokens, to the end of the sample or until the seat is wanted."""
+        if self._engine.dead:
+            raise EngineGone("the engine ended before this sample began")
+        if self.kept is not None and not self._worth(self.kept):
+            self._start_anew()
         before = self.kept.token_ids if self.kept is not None else ()
         if before:
             self._tally.prefilled_again += len(self._request.prompt_ids) + len(before)
@@ -157,24 +192,29 @@ class SampleRun:
         )
         cutting = asyncio.create_task(_cut_when(ticket.wanted, generation))
         try:
-            part = await generation.ended()
+            self._take(await generation.ended())
+        except Exception:
+            self._take(generation.so_far())
+            raise
         finally:
             self._generation = None
             cutting.cancel()
-        self._tally.generated += tokens(part)
-        self.kept = joined(self.kept, part)
-        if part is None or not part.finished:
+        if not (self.finished or self._parting):
             self._tally.cuts += 1
-            self._tally.salvaged += tokens(part)
+            self._tally.salvaged += tokens(self.kept) - len(before)
+
+    def _take(self, stretch: Partial | None) -> None:
+        self._tally.generated += tokens(stretch)
+        self.kept = joined(self.kept, stretch)
+
+    def _start_anew(self) -> None:
+        self._tally.lost += tokens(self.kept)
+        self.kept, self._saved, self._origin = None, 0, next(self._origins)
 
 
 async def _cut_when(wanted: asyncio.Future[None], generation: Generation) -> None:
     await asyncio.shield(wanted)
     await generation.cut()
-
-
-def tokens(partial: Partial | None) -> int:
-    return 0 if partial is None else len(partial.token_ids)
 
 
 def sample_seed(seed: int | None, index: int, before: Sequence[int] = ()) -> int | None:

@@ -1,6 +1,7 @@
 """Seats of one engine: how many rollouts may hold, who gets the next one, and who gives one up for a user."""
 
 import asyncio
+import itertools
 from collections import deque
 
 
@@ -16,18 +17,25 @@ def rollout_seats(total: int, reserve: int, users: int) -> int:
 class Ticket:
     """One sample's place in the line, then its seat, until it is wanted back or given to `Seats.leave`."""
 
-    __slots__ = ("seated", "wanted")
+    __slots__ = ("born", "seated", "wanted")
 
-    def __init__(self) -> None:
+    def __init__(self, born: int) -> None:
         loop = asyncio.get_running_loop()
+        self.born = born
+        """The larger, the newer is the sample; it keeps its number when it asks again."""
         self.seated: asyncio.Future[None] = loop.create_future()
         """Done when the place in the line has become a seat."""
         self.wanted: asyncio.Future[None] = loop.create_future()
-        """Done when a user needs the seat: whoever sits there is to leave at once."""
+        """Done when whoever has it is to leave at once."""
+
+    def want(self) -> None:
+        """Ask for it back; a second time does nothing."""
+        if not self.wanted.done():
+            self.wanted.set_result(None)
 
 
 class Seats:
-    """First come, first served, one seat a sample; the newest leave first.
+    """First come, first served, one seat a sample; the newest samples leave first.
 
     A sample holds one seat and waits for none while it does, so a group larger than all seats runs in waves and cannot
     lock up. Fewer seats to give than held means only that nobody is seated until enough are given back; fewer seats
@@ -36,10 +44,10 @@ class Seats:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._seated: dict[Ticket, None] = {}
-        """In the order of sitting down."""
+        self._seated: set[Ticket] = set()
         self._waiting: deque[Ticket] = deque()
         self._changed = asyncio.Event()
+        self._numbers = itertools.count()
 
     @property
     def capacity(self) -> int:
@@ -63,24 +71,24 @@ class Seats:
         beyond `most` (None: no bound) are wanted away at once, the newest first."""
         self._capacity = capacity
         if most is not None:
-            self._want_back(most)
+            self._want_back(max(0, most))
         self._seat()
 
-    def ask(self, *, first: bool = False) -> Ticket:
-        """A place in the line (`first`: at its head), whose `seated` is done when it has become a seat; give it to
-        `leave` in the end, seated or not."""
-        ticket = Ticket()
-        if first:
-            self._waiting.appendleft(ticket)
-        else:
+    def ask(self, *, again: Ticket | None = None) -> Ticket:
+        """A place in the line, whose `seated` is done when it has become a seat; give it to `leave` in the end, seated
+        or not. Who gave a seat up asks with the ticket of then, `again`, and stands at the head of the line."""
+        ticket = Ticket(next(self._numbers) if again is None else again.born)
+        if again is None:
             self._waiting.append(ticket)
+        else:
+            self._waiting.appendleft(ticket)
         self._seat()
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
         """Give the seat or the place in the line back; a second time does nothing."""
         if ticket in self._seated:
-            del self._seated[ticket]
+            self._seated.remove(ticket)
         elif ticket in self._waiting:
             self._waiting.remove(ticket)
             ticket.seated.cancel()
@@ -93,15 +101,15 @@ class Seats:
             await self._changed.wait()
 
     def _want_back(self, most: int) -> None:
-        staying = [ticket for ticket in self._seated if not ticket.wanted.done()]
-        for ticket in staying[max(0, most) :]:
-            ticket.wanted.set_result(None)
+        staying = sorted((t for t in self._seated if not t.wanted.done()), key=lambda ticket: ticket.born)
+        for ticket in staying[most:]:
+            ticket.want()
 
     def _seat(self) -> None:
         while self._waiting and self.held < self._capacity:
             ticket = self._waiting.popleft()
             if not ticket.seated.done():
-                self._seated[ticket] = None
+                self._seated.add(ticket)
                 ticket.seated.set_result(None)
         if self.free:
             self._changed.set()

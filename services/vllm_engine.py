@@ -11,7 +11,6 @@ import numpy as np
 from vllm import SamplingParams
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine import FinishReason as EngineFinish
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from rollout.types import FinishReason, Partial, Sampling, VersionSpan
@@ -159,12 +158,19 @@ class VllmGeneration:
         state = self._state()
         return 0 if state is None else int(state.detokenizer.num_output_tokens())
 
-    def so_far(self) -> Partial | None:
-        """What the engine would answer if the request were aborted now: the same call, without the abort."""
+    def so_far(self, start: int = 0) -> Partial | None:
+        """From the engine client's own record of the request, which grows token by token."""
         state = self._state()
-        if state is None:
+        if state is None or self.size <= start:
             return None
-        return _partial(state.make_request_output([], None, EngineFinish.ABORT, None))
+        flat = state.logprobs_processor.logprobs
+        ids, logprobs = (
+            state.detokenizer.output_token_ids[start:],
+            [flat.logprobs[i] for i in flat.start_indices[start:]],
+        )
+        with suppress(GenerationError, ValueError):  # what cannot be read now fails the sample when it ends
+            return _part(ids, logprobs, state._weight_version_spans() or (), FinishReason.ABORT, start=start)
+        return None
 
     async def cut(self) -> None:
         self._cut = True
@@ -194,20 +200,29 @@ async def _last(
 
 
 def _partial(output: Any) -> Partial | None:
-    """None without a token. Raises GenerationError unless there are an end reason, one logprob a token and spans over
-    all tokens."""
+    """None without a token. Raises GenerationError."""
     completion = output.outputs[0]
     if (reason := _FINISH.get(completion.finish_reason)) is None:
         raise GenerationError(f"sample ended with {completion.finish_reason!r}")
-    ids = tuple(completion.token_ids)
-    if not ids:
+    if not completion.token_ids:
         return None
     flat = completion.logprobs
-    logprobs = np.asarray(flat.logprobs, dtype=np.float32)[list(flat.start_indices)]
-    if len(logprobs) != len(ids):
-        raise GenerationError(f"{len(ids)} tokens but {len(logprobs)} logprobs")
-    spans = tuple(VersionSpan(int(s.version), s.start, s.end) for s in completion.weight_versions or ())
-    spans = tuple(s for s in spans if s.stop > s.start)
-    if sum(s.stop - s.start for s in spans) != len(ids):
-        raise GenerationError(f"version spans {spans} do not cover {len(ids)} tokens")
-    return Partial(ids, tuple(logprobs.tolist()), spans, reason)
+    logprobs = np.asarray(flat.logprobs, dtype=np.float32)[list(flat.start_indices)].tolist()
+    return _part(completion.token_ids, logprobs, completion.weight_versions or (), reason)
+
+
+def _part(
+    token_ids: Sequence[int], logprobs: Sequence[float], spans: Sequence[Any], reason: FinishReason, *, start: int = 0
+) -> Partial:
+    """Tokens from `start` on; `spans` count from the request's first. Raises GenerationError unless there are one
+    logprob a token and spans over all tokens."""
+    if len(logprobs) != len(token_ids):
+        raise GenerationError(f"{len(token_ids)} tokens but {len(logprobs)} logprobs")
+    found = tuple(
+        VersionSpan(int(span.version), max(0, span.start - start), span.end - start)
+        for span in spans
+        if span.end > max(start, span.start)
+    )
+    if sum(span.stop - span.start for span in found) != len(token_ids):
+        raise GenerationError(f"version spans {found} do not cover {len(token_ids)} tokens")
+    return Partial(tuple(token_ids), tuple(logprobs), found, reason)

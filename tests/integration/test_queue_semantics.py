@@ -10,6 +10,7 @@ from rollout.memory_queue import MemoryQueue
 from rollout.queue import Lease, QueueLimits, RolloutQueue
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
+from rollout.salvage import Chunk, Salvaged
 from rollout.types import GroupState, Purpose
 from tests.queue_records import a_group, a_partial, a_request
 
@@ -268,18 +269,21 @@ async def test_what_is_salvaged_waits_for_whoever_leases_the_group_next(queue: R
     await queue.submit([a_request()])
     (first,) = await lease(queue)
     assert first.salvaged == {}
-    await queue.salvage(first, {0: a_partial(2)})
-    await queue.salvage(first, {0: a_partial(3), 1: a_partial(1)})
+    await queue.salvage(first, [Chunk(0, 1, 0, a_partial(2))])
+    await queue.salvage(
+        first, [Chunk(0, 1, 0, a_partial(1)), Chunk(0, 1, 2, a_partial(3)), Chunk(1, 1, 0, a_partial(1))]
+    )
+    await queue.salvage(first, [Chunk(9, 1, 0, a_partial(1))])  # there are two samples
     clock.now += 10_000
     (second,) = await lease(queue, consumer="other")
-    assert second.salvaged == {0: a_partial(3), 1: a_partial(1)}
+    assert {index: len(sample.part.token_ids) for index, sample in second.salvaged.items()} == {0: 5, 1: 1}
+    assert second.salvaged[1] == Salvaged(1, a_partial(1))
     with pytest.raises(LeaseLost):
-        await queue.salvage(first, {0: a_partial(1)})
+        await queue.salvage(first, [Chunk(1, 1, 1, a_partial(1))])
     await queue.release(second, reason="stopped")
     (third,) = await lease(queue)
     assert third.salvaged == second.salvaged
-    await queue.salvage(third, {})
-    await queue.release(third, reason="stopped")
+    await queue.release(third, reason="stopped", forget=True)
     (fourth,) = await lease(queue)
     assert fourth.salvaged == {}
 

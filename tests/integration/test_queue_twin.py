@@ -24,6 +24,7 @@ from rollout.memory_queue import MemoryQueue
 from rollout.queue import Lease, QueueLimits, RolloutQueue, Submission
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
+from rollout.salvage import Chunk
 from rollout.types import GroupState, Purpose, RolloutRequest
 from tests.queue_records import a_group, a_partial, a_request, connected
 
@@ -110,18 +111,18 @@ class TwinQueues(RuleBasedStateMachine):
     def renew(self, lease: Lease, lease_s: int) -> None:
         self.both(lambda q: q.renew("c1", [lease], lease_s=lease_s))
 
-    @rule(lease=leases, sizes=st.dictionaries(st.integers(0, 1), st.integers(1, 3), max_size=2))
-    def salvage(self, lease: Lease, sizes: dict[int, int]) -> None:
-        self.both(lambda q: q.salvage(lease, {i: a_partial(size) for i, size in sizes.items()}))
+    @rule(lease=leases, places=st.lists(st.tuples(*[st.integers(0, 2)] * 3), max_size=3), size=st.integers(1, 3))
+    def salvage(self, lease: Lease, places: list[tuple[int, int, int]], size: int) -> None:
+        self.both(lambda q: q.salvage(lease, [Chunk(*place, a_partial(size)) for place in places]))
 
     @rule(lease=leases)
     def complete(self, lease: Lease) -> None:
         group = a_group(lease.request.n)
         self.both(lambda q: q.complete(lease, group))
 
-    @rule(lease=leases, failed=st.booleans())
-    def release(self, lease: Lease, failed: bool) -> None:
-        self.both(lambda q: q.release(lease, reason="gave up", failed=failed))
+    @rule(lease=leases, failed=st.booleans(), forget=st.booleans())
+    def release(self, lease: Lease, failed: bool, forget: bool) -> None:
+        self.both(lambda q: q.release(lease, reason="gave up", failed=failed, forget=forget))
 
     @rule(lease=leases)
     def reject(self, lease: Lease) -> None:

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from rollout.errors import RewardError
+from rollout.errors import RewardError, StoreUnavailable
 from rollout.memory_queue import MemoryQueue
 from rollout.queue import Lease, QueueLimits, RolloutQueue
 from rollout.rewards import Reward, RewardInput
+from rollout.salvage import Chunk, assembled
 from rollout.types import FinishReason, GroupState, Partial, Purpose, RewardSpec, RolloutRequest, Sampling, VersionSpan
 from services.config import HarvestConfig
 from services.harvester import Harvester
-from services.partials import continued
 from services.sample_run import sample_seed
 from services.seats import Seats
 
@@ -54,6 +54,7 @@ class Generation:
         self._engine = engine
         self._cut = asyncio.Event()
         self.version = engine.version
+        self.over = False
 
     async def ended(self) -> Partial | None:
         engine = self._engine
@@ -66,8 +67,12 @@ class Generation:
             await asyncio.sleep(0)
             if engine.fail:
                 raise engine.fail
+            found, self.over = self.so_far(), True
             if self._cut.is_set():
-                return self.so_far()
+                return found
+        except asyncio.CancelledError:
+            self.over = True  # as the engine forgets an aborted request
+            raise
         finally:
             opened.cancel()
             cut.cancel()
@@ -79,11 +84,11 @@ class Generation:
 
     @property
     def size(self) -> int:
-        return self._engine.written
+        return 0 if self.over else self._engine.written
 
-    def so_far(self) -> Partial | None:
-        size = self.size
-        return Partial((7,) * size, (-1.0,) * size, (VersionSpan(self.version, 0, size),)) if size else None
+    def so_far(self, start: int = 0) -> Partial | None:
+        size = self.size - start
+        return Partial((7,) * size, (-1.0,) * size, (VersionSpan(self.version, 0, size),)) if size > 0 else None
 
     async def cut(self) -> None:
         self._cut.set()
@@ -118,6 +123,8 @@ class Queue(MemoryQueue):
         self.taken, self.answer = asyncio.Event(), asyncio.Event()
         self.answer.set()
         self.renew_error: Exception | None = None
+        self.max_age: int | None = None
+        self.full, self.refused = False, 0
 
     async def lease(
         self, consumer: str, *, count: int, lease_s: float, purposes: Sequence[Purpose] = tuple(Purpose)
@@ -126,7 +133,13 @@ class Queue(MemoryQueue):
         if leases:
             self.taken.set()
         await self.answer.wait()
-        return leases
+        return [replace(lease, max_age=self.max_age) for lease in leases]
+
+    async def salvage(self, lease: Lease, chunks: Sequence[Chunk]) -> None:
+        if self.full:
+            self.refused += 1
+            raise StoreUnavailable("refuses writes (memory is full)")
+        await super().salvage(lease, chunks)
 
     async def renew(self, consumer: str, leases: Sequence[Lease], *, lease_s: float) -> list[Lease]:
         if self.renew_error:
@@ -346,7 +359,7 @@ async def test_samples_of_weights_that_fail_their_check_are_not_handed_in() -> N
         await stand.until(submission.group_ids[0], GroupState.LEASED)
         await asyncio.sleep(0.02)
         stand.fleet.allowed = ()
-        stand.harvester.give_up("version 3 is not verified")
+        stand.harvester.give_up("version 3 is not verified", 3)
         stand.fleet.checked.set()
         await stand.until(submission.group_ids[0], GroupState.QUEUED)
         assert (await stand.queue.ledger()).delivered == 0
@@ -359,7 +372,7 @@ async def test_a_lease_that_arrives_after_the_weights_failed_their_check_is_give
     async with stand.running():
         await stand.queue.taken.wait()
         stand.fleet.allowed = ()
-        stand.harvester.give_up("version 3 is not verified")
+        stand.harvester.give_up("version 3 is not verified", 3)
         stand.queue.answer.set()
         await stand.until(submission.group_ids[0], GroupState.QUEUED)
         assert stand.engine.most_running == 0
@@ -374,7 +387,7 @@ async def test_work_that_was_given_up_is_not_handed_in_even_if_a_reward_swallows
     async with stand.running():
         await stand.rewards.asked.wait()
         stand.fleet.allowed = ()
-        stand.harvester.give_up("version 3 is not verified")
+        stand.harvester.give_up("version 3 is not verified", 3)
         await stand.until(submission.group_ids[0], GroupState.QUEUED)
         ledger = await stand.queue.ledger()
         assert (ledger.delivered, ledger.dead) == (0, 0)
@@ -422,7 +435,7 @@ async def test_a_sample_that_gives_its_seat_to_a_user_goes_on_where_it_was() -> 
     assert (tally.generated, tally.cuts, tally.salvaged, tally.prefilled_again, tally.lost) == (19, 1, 5, 7, 0)
 
 
-async def test_tokens_outlive_a_replica_that_stops_or_is_killed() -> None:
+async def test_tokens_outlive_a_replica_that_is_killed_or_stops() -> None:
     stand = Stand(capacity=2)
     stand.engine.open.clear()
     stand.engine.written = 8
@@ -430,53 +443,86 @@ async def test_tokens_outlive_a_replica_that_stops_or_is_killed() -> None:
     async with stand.running():
         await stand.engine.started.wait()
         await asyncio.sleep(0.25)
-        (killed,) = [h for h in stand.harvester._held.values()]
-        assert killed.work.unsaved(killed.work.so_far()) == 0  # a kill now would cost nothing
+        assert left_behind(stand, submission.group_ids[0]) == [8, 8]  # a kill now would cost nothing
         stand.engine.written = 11
-    (lease,) = await stand.queue.lease("other", count=1, lease_s=9)
-    assert lease.group_id == submission.group_ids[0]
-    assert [len(part.token_ids) for part in lease.salvaged.values()] == [11, 11]
+    assert left_behind(stand, submission.group_ids[0]) == [11, 11]
+    assert stand.harvester.tally.lost == 0
+    assert not stand.engine.running
+
+
+async def test_tokens_outlive_an_engine_that_dies() -> None:
+    stand = Stand(capacity=2)
+    stand.engine.open.clear()
+    stand.engine.written = 5
+    submission = await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20, seed=9))])
+    async with stand.running():
+        await stand.engine.started.wait()
+        stand.fleet.allowed = ()
+        stand.engine.fail, stand.engine.dead = RuntimeError("the engine core died"), True
+        stand.engine.open.set()
+        while not (await stand.queue.ledger()).queued:
+            await asyncio.sleep(0.01)
+    assert left_behind(stand, submission.group_ids[0]) == [5, 5]
     assert stand.harvester.tally.lost == 0
 
 
+async def test_a_failed_sample_takes_what_was_salvaged_with_it_and_a_failed_reward_does_not() -> None:
+    for cause, kept in ((RuntimeError("an output that cannot be read"), []), (RewardError("verifier broke"), [2, 2])):
+        stand = Stand(capacity=2, max_failures=9)
+        stand.engine.fail = None if kept else cause
+        stand.rewards.fail = RewardError("verifier broke") if kept else None
+        submission = await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20, seed=9))])
+        async with stand.running():
+            await stand.engine.started.wait()
+            stand.fleet.allowed = ()
+            while not (await stand.queue.ledger()).queued:
+                await asyncio.sleep(0.01)
+        assert left_behind(stand, submission.group_ids[0]) == kept
+
+
 async def test_salvage_is_taken_up_unless_the_trainer_would_find_it_too_old() -> None:
-    stand = Stand(capacity=2)
-    (lease,) = await leased(stand, [request(n=2, sampling=Sampling(max_tokens=20))])
     half = Partial((7, 7), (-1.0, -1.0), (VersionSpan(2, 0, 2),))
     done = Partial((7, 8), (-1.0, -1.0), (VersionSpan(1, 0, 2),), FinishReason.STOP)
-    await stand.queue.salvage(lease, {0: half, 1: done})
-    await stand.queue.release(lease, reason="stopped")
-    async with stand.running():
-        await stand.until(lease.group_id, GroupState.DELIVERED)
-    assert stand.engine.prompts == [(1, 2, 7, 7)]
-    assert continued(replace(lease, salvaged={0: half, 1: done}, max_age=1), version=3, pinned=False) == {0: half}
-    assert continued(replace(lease, salvaged={0: half, 1: done}), version=2, pinned=True) == {0: half}
+    for max_age, prompts in ((None, [(1, 2, 7, 7)]), (1, [(1, 2, 7, 7), (1, 2)])):
+        stand = Stand(capacity=2)
+        stand.queue.max_age = max_age
+        await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20))])
+        (lease,) = await stand.queue.lease("earlier", count=1, lease_s=9)
+        await stand.queue.salvage(lease, [Chunk(0, 1, 0, half), Chunk(1, 1, 0, done)])
+        await stand.queue.release(lease, reason="stopped")
+        async with stand.running():
+            await stand.until(lease.group_id, GroupState.DELIVERED)
+        assert stand.engine.prompts == prompts
 
 
-async def test_nothing_is_salvaged_of_weights_that_fail_their_check() -> None:
-    stand = Stand(capacity=2)
+async def test_what_came_before_weights_that_fail_their_check_is_salvaged_and_no_more() -> None:
+    stand = Stand(capacity=1)
     stand.engine.open.clear()
-    stand.engine.written = 9
-    stand.fleet.checked.clear()
-    await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20))])
+    stand.engine.written = 5
+    submission = await stand.queue.submit([request(n=1, sampling=Sampling(max_tokens=20))])
     async with stand.running():
         await stand.engine.started.wait()
-        await asyncio.sleep(0.25)
-        stand.harvester.give_up("version 3 is not verified")
-        stand.fleet.checked.set()
+        stand.seats.resize(0, most=0)
         await stand.engine.idle.wait()
+        stand.fleet.checked.clear()
+        stand.engine.version = 4
+        stand.seats.resize(1, most=1)
+        while not stand.engine.running:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
         stand.fleet.allowed = ()
-        await asyncio.sleep(0.01)
-    (lease,) = await stand.queue.lease("other", count=1, lease_s=9)
-    assert lease.salvaged == {}
-    assert stand.harvester.tally.lost >= 18
+        stand.harvester.give_up("version 4 is not verified", 4)
+        stand.fleet.checked.set()
+        while not (await stand.queue.ledger()).queued:
+            await asyncio.sleep(0.01)
+    assert left_behind(stand, submission.group_ids[0]) == [5]
+    assert stand.harvester.tally.lost == 5
 
 
 async def test_a_group_without_a_seat_is_left_to_other_replicas() -> None:
     stand = Stand(capacity=2, give_back_s=0.15)
     stand.engine.open.clear()
     stand.engine.written = 3
-    await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20))])
+    submission = await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20))])
     async with stand.running():
         while len(stand.engine.running) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
@@ -484,13 +530,28 @@ async def test_a_group_without_a_seat_is_left_to_other_replicas() -> None:
         while not (await stand.queue.ledger()).queued:
             await asyncio.sleep(0.01)
         assert stand.seats.waiting == 0
-    (lease,) = await stand.queue.lease("other", count=1, lease_s=9)
-    assert [len(part.token_ids) for part in lease.salvaged.values()] == [3, 3]
+    assert left_behind(stand, submission.group_ids[0]) == [3, 3]
 
 
-async def leased(stand: Stand, requests: list[RolloutRequest]) -> list[Lease]:
-    await stand.queue.submit(requests)
-    return await stand.queue.lease("earlier", count=len(requests), lease_s=9)
+async def test_a_queue_that_keeps_nothing_more_gets_its_groups_back_all_the_same() -> None:
+    stand = Stand(capacity=2)
+    stand.engine.open.clear()
+    stand.engine.written = 12
+    stand.queue.full = True
+    await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20))])
+    async with stand.running():
+        await stand.engine.started.wait()
+        await asyncio.sleep(0.45)
+        assert stand.queue.refused == 1  # and is not asked ten times a second
+    ledger = await stand.queue.ledger()
+    assert (ledger.queued, ledger.leased) == (1, 0)
+    assert stand.harvester.tally.lost == 24
+
+
+def left_behind(stand: Stand, group_id: str) -> list[int]:
+    """Tokens of each sample that the queue keeps."""
+    kept = assembled(stand.queue._records[group_id].chunks.values())
+    return [len(sample.part.token_ids) for _, sample in sorted(kept.items())]
 
 
 def test_seeds_of_neighbouring_samples_are_unrelated_and_repeat() -> None:

@@ -75,7 +75,7 @@ class Stand:
             staging=self.staging,
             config=PushConfig(),
             max_lag=4,
-            on_untrusted=self.given_up.append,
+            on_untrusted=lambda reason, _: self.given_up.append(reason),
         )
 
     def publish(self, version: int) -> None:

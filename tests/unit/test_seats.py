@@ -81,10 +81,19 @@ async def test_who_gave_a_seat_up_gets_the_next_one() -> None:
     seats = Seats(1)
     first, second = seats.ask(), seats.ask()
     seats.leave(first)
-    cut = seats.ask(first=True)
+    cut = seats.ask(again=first)
     third = seats.ask()
     seats.leave(second)
     assert (cut.seated.done(), third.seated.done()) == (True, False)
+
+
+async def test_who_gave_a_seat_up_is_no_newer_for_it() -> None:
+    seats = Seats(2)
+    old, new = seats.ask(), seats.ask()
+    seats.leave(old)
+    again = seats.ask(again=old)
+    seats.resize(1, most=1)
+    assert (again.wanted.done(), new.wanted.done()) == (False, True)
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=12), st.integers(0, 8))

@@ -6,9 +6,6 @@ from pathlib import Path
 import pytest
 
 from rollout.board import PushPath, ReplicaState
-from rollout.redis_board import RedisBoard
-from rollout.redis_queue import RedisQueue
-from rollout.redis_store import RedisStore
 from rollout.rewards import BUILTIN
 from rollout.types import FinishReason, GroupState, Purpose, RewardSpec, Sampling
 from rollout.weights import version_dir

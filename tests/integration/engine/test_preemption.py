@@ -125,14 +125,14 @@ async def test_a_replica_that_is_killed_has_left_most_of_its_tokens(rig: Rig) ->
         async with rig.replica(config) as replica:
             await queue.submit([request(n=4, sampling=LONG)])
             (held,) = await leased(replica)
-            while min(run.size for run in held.work._runs) < 60:  # noqa: ASYNC110
+            while held.work.unsaved + 4 * 60 > sum(run.in_flight for run in held.work._runs):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
-            unsaved = [held.work.unsaved({i: part}) for i, part in held.work.so_far().items()]
+            unsaved = held.work.unsaved
+            had = sum(run.in_flight for run in held.work._runs)
             replica.harvester._lose(held)  # no farewell
             await asyncio.gather(held.task, return_exceptions=True)
         (lease,) = await expired(queue)
-    assert max(unsaved) <= 16 + 40  # what was sampled between two looks
-    assert sorted(lease.salvaged) == [0, 1, 2, 3]
+    assert sum(len(sample.part.token_ids) for sample in lease.salvaged.values()) >= had - unsaved >= 4 * 60
 
 
 async def test_a_sample_cut_before_a_push_goes_on_with_the_new_weights_and_says_so(rig: Rig) -> None:
