@@ -202,6 +202,12 @@ class Stand:
                     return status.reason
                 await asyncio.sleep(0.002)
 
+    async def queued(self) -> None:
+        """Until a group waits in the queue."""
+        async with asyncio.timeout(5):
+            while not (await self.queue.ledger()).queued:  # noqa: ASYNC110 (the queue has no event for this)
+                await asyncio.sleep(0.01)
+
 
 def request(n: int = 2, **changes: object) -> RolloutRequest:
     fields: dict[str, object] = {
@@ -460,8 +466,7 @@ async def test_tokens_outlive_an_engine_that_dies() -> None:
         stand.fleet.allowed = ()
         stand.engine.fail, stand.engine.dead = RuntimeError("the engine core died"), True
         stand.engine.open.set()
-        while not (await stand.queue.ledger()).queued:
-            await asyncio.sleep(0.01)
+        await stand.queued()
     assert left_behind(stand, submission.group_ids[0]) == [5, 5]
     assert stand.harvester.tally.lost == 0
 
@@ -475,8 +480,7 @@ async def test_a_failed_sample_takes_what_was_salvaged_with_it_and_a_failed_rewa
         async with stand.running():
             await stand.engine.started.wait()
             stand.fleet.allowed = ()
-            while not (await stand.queue.ledger()).queued:
-                await asyncio.sleep(0.01)
+            await stand.queued()
         assert left_behind(stand, submission.group_ids[0]) == kept
 
 
@@ -512,8 +516,7 @@ async def test_what_came_before_weights_that_fail_their_check_is_salvaged_and_no
         stand.fleet.allowed = ()
         stand.harvester.give_up("version 4 is not verified", 4)
         stand.fleet.checked.set()
-        while not (await stand.queue.ledger()).queued:
-            await asyncio.sleep(0.01)
+        await stand.queued()
     assert left_behind(stand, submission.group_ids[0]) == [5]
     assert stand.harvester.tally.lost == 5
 
@@ -527,8 +530,7 @@ async def test_a_group_without_a_seat_is_left_to_other_replicas() -> None:
         while len(stand.engine.running) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         stand.seats.resize(0, most=0)
-        while not (await stand.queue.ledger()).queued:
-            await asyncio.sleep(0.01)
+        await stand.queued()
         assert stand.seats.waiting == 0
     assert left_behind(stand, submission.group_ids[0]) == [3, 3]
 

@@ -20,7 +20,7 @@ LONG = Sampling(max_tokens=200)
 async def seated(replica: Replica, count: int) -> None:
     """Until as many samples are being generated, each with some tokens already."""
     async with asyncio.timeout(60):
-        while replica.heartbeat().seats_rollouts != count or not long_enough(replica):
+        while replica.heartbeat().seats_rollouts != count or not long_enough(replica):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
@@ -36,7 +36,7 @@ def lengths(group: Group) -> list[int]:
 
 async def leased(replica: Replica) -> list[Any]:
     async with asyncio.timeout(30):
-        while not replica.harvester._held:
+        while not replica.harvester._held:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     return list(replica.harvester._held.values())
 
@@ -44,7 +44,7 @@ async def leased(replica: Replica) -> list[Any]:
 async def expired(queue: RedisQueue) -> list[Lease]:
     """Once the lease of the dead replica has run out."""
     async with asyncio.timeout(30):
-        while not (leases := await queue.lease("other", count=1, lease_s=9, purposes=[Purpose.TRAIN])):
+        while not (leases := await queue.lease("other", count=1, lease_s=9, purposes=[Purpose.TRAIN])):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     return leases
 
