@@ -17,9 +17,9 @@ _MAX_LINE = 8192
 class HealthServer:
     """Serves what `status` returns; numbers of it become gauges."""
 
-    def __init__(self, port: int, status: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, port: int) -> None:
         self._port = port
-        self._status = status
+        self.status: Callable[[], Mapping[str, Any]] = lambda: {"phase": "starting"}
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -55,9 +55,9 @@ class HealthServer:
         if path == "/healthz":
             return "200 OK", "text/plain", b"ok\n"
         if path == "/status":
-            return "200 OK", "application/json", json.dumps(self._status()).encode()
+            return "200 OK", "application/json", json.dumps(self.status()).encode()
         if path == "/metrics":
-            return "200 OK", "text/plain; version=0.0.4", _exposition(self._status())
+            return "200 OK", "text/plain; version=0.0.4", _exposition(self.status())
         return "404 Not Found", "text/plain", b"not found\n"
 
 

@@ -36,6 +36,7 @@ from trainer.progress import Phase, Progress
 from trainer.publish import Publisher
 from trainer.push import PushReport
 from trainer.repeat import steps_to_repeat
+from trainer.run_status import run_status
 from trainer.starvation import Starvation
 from trainer.step import Update, update
 from trainer.summary import add_step, summarise
@@ -78,7 +79,7 @@ class TrainingLoop:
         self._first_version = 0
         self._same_weights = {0 if restored is None else self._version()}
         """Versions that name the policy as it is: the model as loaded is 0, and a start publishes what it has anew."""
-        self._started = time.monotonic()
+        self._started = self._stepped = time.monotonic()
         self._last: dict[str, Any] = {}
 
     def stop(self) -> None:
@@ -87,17 +88,15 @@ class TrainingLoop:
 
     def status(self) -> dict[str, Any]:
         """For /status and /metrics."""
-        progress = self.progress
-        return {
-            "run": self._config.run,
-            "phase": self.phase.value,
-            "step": progress.step,
-            "steps": self._config.steps,
-            "version": progress.version,
-            "unsettled_groups": len(progress.unsettled),
-            "uptime_seconds": round(time.monotonic() - self._started, 3),
-            **{k: self._last[k] for k in ("reward_mean", "loss", "grad_norm", "staleness_mean") if k in self._last},
-        }
+        now = time.monotonic()
+        return run_status(
+            self._config,
+            self.phase,
+            self.progress,
+            self._last,
+            uptime_s=now - self._started,
+            step_age_s=now - self._stepped,
+        )
 
     async def run(self) -> None:
         """Until `steps` are done or `stop` was called.
@@ -192,7 +191,7 @@ class TrainingLoop:
             **result.metrics,
         }
         add_step(self.progress.totals, record)
-        self._last = record
+        self._last, self._stepped = record, time.monotonic()
         # Before the checkpoint, after which no start would do the step again and write its line.
         self._parts.metrics.step(record)
         await self._checkpoint_if_due()
@@ -310,7 +309,7 @@ class TrainingLoop:
             evaluations=tuple(progress.evaluations),
             ledger=asdict(await parts.queue.ledger()),
         )
-        await parts.checkpoints.save(state, self._write_checkpoint)
+        await parts.checkpoints.save(state, self._write_checkpoint, self._still_the_writer)
         await parts.queue.settle(parts.token, state.settled_ids, GroupState.TRAINED)
         reached(Milestone.SETTLED)
         progress.checkpointed_step = progress.step
@@ -323,6 +322,10 @@ class TrainingLoop:
 
     async def _write_checkpoint(self, directory: Path) -> None:
         await self._parts.workers.save(directory, bucket_bytes=self._config.push.bucket_bytes)
+
+    async def _still_the_writer(self) -> None:
+        """Raises Fenced."""
+        await self._parts.queue.renew_writer(self._parts.token, ttl_s=self._config.writer_ttl_s)
 
     async def _evaluate_if_due(self) -> None:
         """Overlaps with training, by a replica held at this version; skipped while the one before is unfinished."""
