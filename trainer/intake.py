@@ -43,7 +43,7 @@ class Intake:
         """Groups that show that the run gets what it can train, or could have."""
         return len(self.groups) + len(self.stale_ids) + len(self.filtered_ids)
 
-    def entry(self, *, step: int, version: int, seed: int) -> JournalEntry:
+    def entry(self, *, step: int, version: int, seed: int, max_age: int) -> JournalEntry:
         """What the journal keeps of the step that trains this."""
         return JournalEntry(
             step=step,
@@ -53,6 +53,7 @@ class Intake:
             dead_ids=tuple(self.dead),
             seed=seed,
             filtered_ids=tuple(self.filtered_ids),
+            max_age=max_age,
         )
 
 
@@ -162,9 +163,12 @@ async def collect(
 async def recollect(queue: RolloutQueue, token: int, entry: JournalEntry, staleness: StalenessConfig) -> Intake:
     """The groups of a journaled step again, in its order and judged as of its version; none is filtered any more.
 
-    A crash may have come between the journal and the settling of what the step dropped, so that is settled again.
-    Raises Fenced.
+    What the step trained it trains again, with the same masks, whatever `staleness` has become; where its entry does
+    not say by which age it masked, `staleness` decides. What cannot be trained any more leaves the queue. A crash may
+    have come between the journal and the settling of what the step dropped, so that is settled again. Raises Fenced.
     """
+    if entry.max_age is not None:
+        staleness = staleness.model_copy(update={"max_age": entry.max_age, "min_group_samples": 1})
     await settle_dropped(
         queue,
         token,
@@ -180,6 +184,7 @@ async def recollect(queue: RolloutQueue, token: int, entry: JournalEntry, stalen
             add(intake, found[group_id], version=entry.version, staleness=staleness)
         else:
             log.warning("journaled group is gone", group=group_id)
+    await settle_dropped(queue, token, stale_ids=intake.stale_ids, filtered_ids=(), dead=intake.dead)
     return intake
 
 

@@ -161,7 +161,8 @@ class TrainingLoop:
         self.phase = Phase.STEPPING
         groups = intake.groups
         if entry is None:
-            entry = intake.entry(step=step, version=version, seed=self._config.seed)
+            max_age = self._config.staleness.max_age
+            entry = intake.entry(step=step, version=version, seed=self._config.seed, max_age=max_age)
             await asyncio.to_thread(self._parts.journal.append, entry)
             reached(Milestone.JOURNALED)
         result = await self._update(groups, step, entry.seed) if groups else Update(False, {})

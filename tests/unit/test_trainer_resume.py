@@ -47,6 +47,19 @@ async def test_a_skipped_step_is_repeated_as_an_empty_one_and_later_steps_keep_t
     assert await steps_to_repeat(queue, journal, after=4) == (entries, 0)
 
 
+async def test_a_step_whose_repetition_dropped_all_of_its_groups_keeps_its_number(tmp_path: Path) -> None:
+    queue = MemoryQueue("run")
+    token = await queue.acquire_writer("trainer", ttl_s=60)
+    ids = await scored(queue, 4)
+    await queue.settle(token, ids[:1], GroupState.STALE)
+    await queue.settle(token, ids[1:2], GroupState.DEAD, reason="no token may be trained")
+    journal = Journal(tmp_path / "journal.jsonl")
+    entries = [entry(5, *ids[:2]), entry(6, *ids[2:])]
+    for one in entries:
+        journal.append(one)
+    assert await steps_to_repeat(queue, journal, after=4) == (entries, 0)
+
+
 async def test_a_lost_checkpoint_renumbers_what_follows_it(tmp_path: Path) -> None:
     queue = MemoryQueue("run")
     token = await queue.acquire_writer("trainer", ttl_s=60)
