@@ -11,7 +11,7 @@ import structlog
 
 from rollout.queue import RolloutQueue
 from rollout.staleness import StalenessVerdict, judge
-from rollout.types import Experience, Group, GroupState, Sampling
+from rollout.types import Experience, Group, GroupState, Sampling, Segment
 from trainer.batch import FreshGroup
 from trainer.config import StalenessConfig
 from trainer.journal import JournalEntry
@@ -21,6 +21,13 @@ from trainer.starvation import Starvation
 log = structlog.get_logger(__name__)
 
 _POLL_S = 0.02
+
+_MAX_LOGPROB = 1e-3
+"""Above 0 by no more than a float32 softmax is off for a token that is certain."""
+_MIN_LOGPROB = -1e4
+"""Engines put -9999 for -inf; below that it is another number, of which a ratio of probabilities cannot be made."""
+_MAX_REWARD = 1e15
+"""The squares of a whole batch of such rewards still have a sum in float32."""
 
 
 @dataclass(slots=True)
@@ -71,15 +78,30 @@ def _sampling_defect(sampling: Sampling) -> str | None:
 
 
 def _group_defect(group: Group) -> str | None:
+    segments = [segment for sample in group.samples_G for segment in sample.segments]
+    if (reason := _reward_defect(group) or _logprob_defect(segments)) is not None:
+        return reason
+    if not any(segment.loss_mask_T.any() for segment in segments):
+        return "no token may be trained"
+    return None
+
+
+def _reward_defect(group: Group) -> str | None:
     if len(group.rewards_G) != len(group.samples_G) or not all(map(math.isfinite, group.rewards_G)):
         return "a reward is missing or not finite"
-    segments = [segment for sample in group.samples_G for segment in sample.segments]
+    largest = max(group.rewards_G, key=abs, default=0.0)
+    return f"a reward of {largest:g} is beyond {_MAX_REWARD:g} either way" if abs(largest) > _MAX_REWARD else None
+
+
+def _logprob_defect(segments: Sequence[Segment]) -> str | None:
     if not all(np.isfinite(segment.behavior_logprobs_T).all() for segment in segments):
         return "a behaviour logprob is not finite"
     if any(len(segment.response_ids_T) != len(segment.behavior_logprobs_T) for segment in segments):
         return "response and behaviour logprobs differ in length"
-    if not any(segment.loss_mask_T.any() for segment in segments):
-        return "no token may be trained"
+    for segment in segments:
+        for logprob in (segment.behavior_logprobs_T.min(), segment.behavior_logprobs_T.max()):
+            if not _MIN_LOGPROB <= logprob <= _MAX_LOGPROB:
+                return f"a behaviour logprob of {logprob:g} is outside [{_MIN_LOGPROB:g}, {_MAX_LOGPROB:g}]"
     return None
 
 
