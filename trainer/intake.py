@@ -64,9 +64,12 @@ class Intake:
         )
 
 
-def defect(experience: Experience) -> str | None:
-    """Why a group cannot be trained, whatever the policy; None when it can."""
-    return _sampling_defect(experience.request.sampling) or _group_defect(experience.group)
+def defect(experience: Experience, *, vocabulary: int | None = None) -> str | None:
+    """Why a group cannot be trained, whatever the policy's weights; None when it can.
+
+    `vocabulary` is the number of token ids that the policy knows; None leaves them unchecked.
+    """
+    return _sampling_defect(experience.request.sampling) or _group_defect(experience.group, vocabulary)
 
 
 def _sampling_defect(sampling: Sampling) -> str | None:
@@ -77,10 +80,13 @@ def _sampling_defect(sampling: Sampling) -> str | None:
     return None
 
 
-def _group_defect(group: Group) -> str | None:
+def _group_defect(group: Group, vocabulary: int | None) -> str | None:
     segments = [segment for sample in group.samples_G for segment in sample.segments]
     if (reason := _reward_defect(group) or _logprob_defect(segments)) is not None:
         return reason
+    largest = max((segment.largest_id for segment in segments), default=0)
+    if vocabulary is not None and largest >= vocabulary:
+        return f"token id {largest} is not below {vocabulary}, the vocabulary size of model.path"
     if not any(segment.loss_mask_T.any() for segment in segments):
         return "no token may be trained"
     return None
@@ -106,13 +112,19 @@ def _logprob_defect(segments: Sequence[Segment]) -> str | None:
 
 
 def add(
-    intake: Intake, experience: Experience, *, version: int, staleness: StalenessConfig, max_filtered: int = 0
+    intake: Intake,
+    experience: Experience,
+    *,
+    version: int,
+    staleness: StalenessConfig,
+    max_filtered: int = 0,
+    vocabulary: int | None = None,
 ) -> None:
-    """Judge one group and file it under trained, stale, filtered or dead.
+    """Judge one group and file it under trained, stale, filtered or dead; `vocabulary` is as in `defect`.
 
     Filtering stops at `max_filtered` groups. It looks at the verifier's rewards as they are, before any penalty.
     """
-    if (reason := defect(experience)) is not None:
+    if (reason := defect(experience, vocabulary=vocabulary)) is not None:
         intake.dead[experience.group_id] = reason
         return
     verdict = judge(
@@ -147,6 +159,7 @@ async def collect(
     starvation: Starvation,
     stopped: Callable[[], bool],
     max_filtered: int = 0,
+    vocabulary: int | None = None,
 ) -> Intake | None:
     """Oldest groups first, until `batch_groups` can be trained; None when `stopped` says so before.
 
@@ -161,7 +174,14 @@ async def collect(
         leased = await queue.lease_experience(token, count=batch_groups - len(intake.groups))
         stale, filtered, dead, usable = len(intake.stale_ids), len(intake.filtered_ids), len(intake.dead), intake.usable
         for experience in leased:
-            add(intake, experience, version=version, staleness=staleness, max_filtered=max_filtered)
+            add(
+                intake,
+                experience,
+                version=version,
+                staleness=staleness,
+                max_filtered=max_filtered,
+                vocabulary=vocabulary,
+            )
         await settle_dropped(
             queue,
             token,
@@ -182,7 +202,9 @@ async def collect(
     return intake
 
 
-async def recollect(queue: RolloutQueue, token: int, entry: JournalEntry, staleness: StalenessConfig) -> Intake:
+async def recollect(
+    queue: RolloutQueue, token: int, entry: JournalEntry, staleness: StalenessConfig, *, vocabulary: int | None = None
+) -> Intake:
     """The groups of a journaled step again, in its order and judged as of its version; none is filtered any more.
 
     What the step trained it trains again, with the same masks, whatever `staleness` has become; where its entry does
@@ -203,7 +225,7 @@ async def recollect(queue: RolloutQueue, token: int, entry: JournalEntry, stalen
     intake = Intake()
     for group_id in entry.group_ids:
         if group_id in found:
-            add(intake, found[group_id], version=entry.version, staleness=staleness)
+            add(intake, found[group_id], version=entry.version, staleness=staleness, vocabulary=vocabulary)
         else:
             log.warning("journaled group is gone", group=group_id)
     await settle_dropped(queue, token, stale_ids=intake.stale_ids, filtered_ids=(), dead=intake.dead)

@@ -61,6 +61,8 @@ class Parts:
     metrics: MetricsLog
     eval_prompts: Sequence[Prompt]
     holder: Holder
+    vocabulary: int | None
+    """Token ids that the policy knows, where its model says so."""
 
 
 class TrainingLoop:
@@ -212,8 +214,9 @@ class TrainingLoop:
                 stall_s=config.stall_s,
                 starvation=self._starvation,
                 stopped=self._ends,
+                vocabulary=parts.vocabulary,
             )
-        return await recollect(parts.queue, parts.token, entry, config.staleness)
+        return await recollect(parts.queue, parts.token, entry, config.staleness, vocabulary=parts.vocabulary)
 
     def _version(self) -> int:
         """By which the age of samples is judged.

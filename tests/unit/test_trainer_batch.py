@@ -130,3 +130,9 @@ def test_a_reward_too_large_to_average_makes_its_group_dead_and_not_the_batch(ba
     assert defect(largest) is None
     rows = rows_of([FreshGroup(largest, (True, True))], same_weights={0})
     assert all(np.isfinite(row.advantage) for row in rows)
+
+
+@pytest.mark.parametrize(("vocabulary", "reason"), [(None, None), (4, None), (3, "token id 3 is not below 3")])
+def test_a_token_beyond_the_vocabulary_makes_a_group_dead(vocabulary: int | None, reason: str | None) -> None:
+    found = defect(Experience("g", a_request(), a_group()), vocabulary=vocabulary)
+    assert found == (reason and f"{reason}, the vocabulary size of model.path")
