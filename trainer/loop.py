@@ -338,8 +338,13 @@ class TrainingLoop:
             self._evaluation = asyncio.create_task(self._evaluate_held(f"step-{step}", pin))
 
     async def _evaluate_held(self, label: str, pin: Pin | None) -> None:
-        async with self._parts.holder.holding(pin):
-            await self._evaluate(label)
+        try:
+            async with self._parts.holder.holding(pin):
+                await self._evaluate(label)
+        except Exception as error:  # whatever it is: training does not need the outcome
+            totals = self.progress.totals
+            totals["failed_evaluations"] = totals.get("failed_evaluations", 0) + 1
+            log.warning("an evaluation failed, training goes on", label=label, error=f"{type(error).__name__}: {error}")
 
     async def _evaluate(self, label: str) -> None:
         outcome: Evaluation | None = await self._unless_stopped(label)
@@ -370,11 +375,13 @@ class TrainingLoop:
 
     async def _finish(self) -> None:
         await self._pushed()
-        if self._evaluation is not None and not self._stopping.is_set():
-            await self._evaluation
-            await self._parts.holder.rejoined(self.progress.version, patience_s=self._config.push.deadline_s)
+        # Before the evaluation, which takes for ever where no replica is left.
         if self.progress.step != self.progress.checkpointed_step:
             await self._checkpoint()
+        if self._evaluation is not None and not self._stopping.is_set():
+            self.phase = Phase.EVALUATING
+            await self._evaluation
+            await self._parts.holder.rejoined(self.progress.version, patience_s=self._config.push.deadline_s)
         complete = self.progress.step >= self._config.steps and not self._stopping.is_set()
         if complete and self._parts.eval_prompts:
             await self._parts.queue.set_gate(self._parts.token, batch_groups=0, eta=0)
