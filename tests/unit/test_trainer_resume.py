@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from rollout.config import RedisConfig
 from rollout.memory_queue import MemoryQueue
 from rollout.prompts import read_prompts
@@ -91,3 +93,20 @@ async def test_a_run_resumes_with_other_sampling_settings_and_submits_no_prompt_
     assert (await queue.ledger()).accepted == accepted
     await resumed._submit(before.batch_groups)
     assert (await queue.ledger()).accepted == accepted + before.batch_groups
+
+
+@pytest.mark.parametrize("batch_groups", [3, 7])
+async def test_a_run_resumes_with_another_batch_size_and_submits_no_prompt_twice(
+    tmp_path: Path, batch_groups: int
+) -> None:
+    queue = MemoryQueue("run")
+    before = train_config(tmp_path, RedisConfig(), "run", tmp_path)
+    first = a_feeder(queue, before)
+    await first.top_up()
+    accepted = (await queue.ledger()).accepted
+    resumed = a_feeder(queue, before.model_copy(update={"batch_groups": batch_groups}))
+    while resumed.cursor < first.cursor:
+        await resumed._submit(batch_groups)
+    assert (resumed.cursor, (await queue.ledger()).accepted) == (first.cursor, accepted)
+    await resumed._submit(batch_groups)
+    assert (resumed.cursor, (await queue.ledger()).accepted) == (accepted + batch_groups,) * 2
