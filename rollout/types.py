@@ -157,6 +157,11 @@ class Segment:
         versions = [s.version for s in self.version_spans if self.loss_mask_T[s.start : s.stop].any()]
         return min(versions, default=max((s.version for s in self.version_spans), default=0))
 
+    @property
+    def largest_id(self) -> int:
+        """Of the tokens of prompt and response."""
+        return max(int(self.prompt_ids_P.max()), int(self.response_ids_T.max()))
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:

@@ -74,7 +74,7 @@ class AlgorithmConfig(Settings):
     """At most so many batches' worth of groups are filtered for one step. After that such groups are trained, so that
     a task that is solved, or never is, does not hold the run up for ever."""
     overlong_buffer: int = Field(default=0, ge=0)
-    """The reward falls over the last so many tokens before sampling.max_tokens; 0 is off."""
+    """The reward falls over the last so many sampled tokens before sampling.max_tokens; 0 is off."""
     overlong_penalty: float = Field(default=1.0, gt=0)
     """What a response of sampling.max_tokens loses."""
 

@@ -62,6 +62,8 @@ class Parts:
     metrics: MetricsLog
     eval_prompts: Sequence[Prompt]
     holder: Holder
+    vocabulary: int | None
+    """Token ids that the policy knows, where its model says so."""
 
 
 class TrainingLoop:
@@ -160,7 +162,8 @@ class TrainingLoop:
         self.phase = Phase.STEPPING
         groups = intake.groups
         if entry is None:
-            entry = intake.entry(step=step, version=version, seed=self._config.seed)
+            max_age = self._config.staleness.max_age
+            entry = intake.entry(step=step, version=version, seed=self._config.seed, max_age=max_age)
             await asyncio.to_thread(self._parts.journal.append, entry)
             reached(Milestone.JOURNALED)
         result = await self._update(groups, step, entry.seed) if groups else Update(False, {})
@@ -210,8 +213,9 @@ class TrainingLoop:
                 stall_s=config.stall_s,
                 starvation=self._starvation,
                 stopped=self._ends,
+                vocabulary=parts.vocabulary,
             )
-        return await recollect(parts.queue, parts.token, entry, config.staleness)
+        return await recollect(parts.queue, parts.token, entry, config.staleness, vocabulary=parts.vocabulary)
 
     def _version(self) -> int:
         """By which the age of samples is judged.
@@ -337,8 +341,13 @@ class TrainingLoop:
             self._evaluation = asyncio.create_task(self._evaluate_held(f"step-{step}", pin))
 
     async def _evaluate_held(self, label: str, pin: Pin | None) -> None:
-        async with self._parts.holder.holding(pin):
-            await self._evaluate(label)
+        try:
+            async with self._parts.holder.holding(pin):
+                await self._evaluate(label)
+        except Exception as error:  # whatever it is: training does not need the outcome
+            totals = self.progress.totals
+            totals["failed_evaluations"] = totals.get("failed_evaluations", 0) + 1
+            log.warning("an evaluation failed, training goes on", label=label, error=f"{type(error).__name__}: {error}")
 
     async def _evaluate(self, label: str) -> None:
         outcome: Evaluation | None = await self._unless_stopped(label)
@@ -369,11 +378,13 @@ class TrainingLoop:
 
     async def _finish(self) -> None:
         await self._pushed()
-        if self._evaluation is not None and not self._stopping.is_set():
-            await self._evaluation
-            await self._parts.holder.rejoined(self.progress.version, patience_s=self._config.push.deadline_s)
+        # Before the evaluation, which takes for ever where no replica is left.
         if self.progress.step != self.progress.checkpointed_step:
             await self._checkpoint()
+        if self._evaluation is not None and not self._stopping.is_set():
+            self.phase = Phase.EVALUATING
+            await self._evaluation
+            await self._parts.holder.rejoined(self.progress.version, patience_s=self._config.push.deadline_s)
         complete = self.progress.step >= self._config.steps and not self._stopping.is_set()
         if complete and self._parts.eval_prompts:
             await self._parts.queue.set_gate(self._parts.token, batch_groups=0, eta=0)

@@ -112,6 +112,7 @@ def _parts(
     from trainer.journal import Journal
     from trainer.loop import Parts
     from trainer.metrics import MetricsLog
+    from trainer.models import vocabulary_size
 
     journal, metrics = Journal(config.run_dir / "journal.jsonl"), MetricsLog(config.run_dir)
     stack.callback(journal.close)
@@ -127,6 +128,7 @@ def _parts(
         metrics=metrics,
         eval_prompts=inputs.eval_prompts,
         holder=holder,
+        vocabulary=vocabulary_size(config.model.path),
     )
 
 

@@ -35,16 +35,16 @@ def test_a_journal_gives_back_its_entries_in_order(tmp_path: Path) -> None:
     assert Journal(tmp_path / "journal.jsonl").after(1) == [an_entry(2), an_entry(3)]
 
 
-def test_a_journal_keeps_what_dynamic_sampling_dropped_and_reads_entries_without_it(tmp_path: Path) -> None:
+def test_a_journal_keeps_what_decided_a_step_and_reads_entries_that_do_not_say(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
-    filtered = replace(an_entry(2), filtered_ids=("f",))
+    whole = replace(an_entry(2), filtered_ids=("f",), max_age=3)
     journal.append(an_entry(1))
-    journal.append(filtered)
+    journal.append(whole)
     journal.close()
     first, second = (tmp_path / "journal.jsonl").read_text().splitlines()
-    older = {key: value for key, value in json.loads(first).items() if key != "filtered_ids"}
+    older = {key: value for key, value in json.loads(first).items() if key not in {"filtered_ids", "max_age"}}
     (tmp_path / "journal.jsonl").write_text(f"{json.dumps(older)}\n{second}\n")
-    assert Journal(tmp_path / "journal.jsonl").after(0) == [an_entry(1), filtered]
+    assert Journal(tmp_path / "journal.jsonl").after(0) == [an_entry(1), whole]
 
 
 def test_a_torn_last_line_is_cut_off_and_overwritten(tmp_path: Path) -> None:
