@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rollout.config import ModelConfig, Name, RedisConfig, Settings
+from rollout.types import MIN_TEMPERATURE
 from trainer.algorithm import GROUP_ADVANTAGES, AlgorithmConfig
 from trainer.lora_config import LoraConfig
 from trainer.partition import Packing
@@ -35,9 +36,19 @@ class SamplingConfig(Settings):
     n: int = Field(default=8, ge=1, le=1024)
     max_tokens: int = Field(default=256, ge=1)
     temperature: float = Field(default=1.0, gt=0, le=2)
-    """At most 2, beyond which vLLM refuses every group."""
+    """At least 0.01, to which vLLM raises what is less; at most 2, beyond which it refuses every group."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
+
+    @field_validator("temperature")
+    @classmethod
+    def _as_sampled(cls, temperature: float) -> float:
+        if temperature < MIN_TEMPERATURE:
+            raise ValueError(
+                f"sampling.temperature={temperature}: vLLM raises a temperature below {MIN_TEMPERATURE} to"
+                f" {MIN_TEMPERATURE}, and the trainer would divide its logits by another one than sampled"
+            )
+        return temperature
 
     @model_validator(mode="after")
     def _whole_distribution(self) -> "SamplingConfig":

@@ -21,6 +21,7 @@ BASE: dict[str, Any] = {
         ({"sampling": {"top_p": 0.9}}, r"top_p=0.9, top_k=0: training needs top_p=1"),
         ({"sampling": {"top_k": 5}}, r"top_k=5: training needs"),
         ({"sampling": {"temperature": 0}}, "greater than 0"),
+        ({"sampling": {"temperature": 0.005}}, r"temperature=0\.005: vLLM raises .* below 0\.01 to 0\.01"),
         ({"sampling": {"temperature": 2.5}}, "less than or equal to 2"),
         ({"optimizer": {"betas": [0.9, 1.0]}}, r"betas\.1\n  Input should be less than 1"),
         ({"optimizer": {"betas": [-0.1, 0.9]}}, r"betas\.0\n  Input should be greater than or equal to 0"),
