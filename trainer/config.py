@@ -264,6 +264,11 @@ class TrainOptions(Settings):
             )
         if self.push.backend == "nccl" and self.workers.device == "cpu":
             raise ValueError("push.backend=nccl needs workers.device=cuda, but it is cpu")
+        if self.evaluation.every > 0 and self.prompts.eval is None:
+            raise ValueError(
+                f"evaluation.every={self.evaluation.every} evaluates held-out prompts, but prompts.eval names none:"
+                " give them, or set evaluation.every to 0"
+            )
         return self
 
     @model_validator(mode="after")
@@ -299,6 +304,24 @@ class TrainOptions(Settings):
         if algorithm.overlong_buffer > max_tokens:
             raise ValueError(
                 f"algorithm.overlong_buffer={algorithm.overlong_buffer} is above sampling.max_tokens={max_tokens}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _advantages_differ(self) -> "TrainOptions":
+        """A sample that has nothing to be compared with gets advantage 0 whatever its reward."""
+        algorithm, least = self.algorithm, self.staleness.min_group_samples
+        if algorithm.advantage in GROUP_ADVANTAGES and least < 2:
+            raise ValueError(
+                f"staleness.min_group_samples={least} trains groups with one fresh sample, which"
+                f" algorithm.advantage={algorithm.advantage} compares with no other: it needs 2 or more"
+            )
+        alone = self.batch_groups * self.sampling.n == 1 and not algorithm.kl_in_reward
+        if algorithm.advantage == "reinforce_pp" and alone:
+            raise ValueError(
+                "algorithm.advantage=reinforce_pp whitens over the samples of a step, of which"
+                f" batch_groups={self.batch_groups} x sampling.n={self.sampling.n} leave one: raise batch_groups or"
+                " sampling.n, or let tokens differ by a KL in the reward (algorithm.kl_in, kl_coef)"
             )
         return self
 

@@ -76,6 +76,18 @@ BASE: dict[str, Any] = {
             {"algorithm": {"overlong_buffer": 9}, "sampling": {"max_tokens": 8}},
             r"overlong_buffer=9 is above sampling.max_tokens=8",
         ),
+        (
+            {
+                "algorithm": {"advantage": "reinforce_pp"},
+                "batch_groups": 1,
+                "sampling": {"n": 1},
+                "staleness": {"min_group_samples": 1},
+            },
+            r"advantage=reinforce_pp .* batch_groups=1 x sampling.n=1",
+        ),
+        ({"evaluation": {"every": 5}}, r"evaluation.every=5 .* prompts.eval"),
+        ({"algorithm": {"kl_in": "reward"}}, r"kl_in=reward .* kl_coef=0"),
+        ({"staleness": {"min_group_samples": 1}}, r"min_group_samples=1 .* algorithm.advantage=grpo"),
         ({"steps": 0}, "greater than or equal to 1"),
         ({"stepz": 3}, "Extra inputs are not permitted"),
         ({"run": "Not A Name"}, "String should match"),
@@ -107,6 +119,19 @@ def test_a_method_that_compares_samples_needs_two_of_them(advantage: str) -> Non
 def test_a_combination_that_makes_sense_is_accepted(algorithm: dict[str, Any]) -> None:
     config = TrainConfig.model_validate({**BASE, "algorithm": algorithm})
     assert TrainConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"batch_groups": 2},
+        {"batch_groups": 1, "algorithm": {"advantage": "reinforce_pp", "kl_in": "reward", "kl_coef": 0.1}},
+        {"batch_groups": 1, "algorithm": {"advantage": "gae", "whiten_advantages": True}, "critic": {}},
+    ],
+)
+def test_one_sample_a_prompt_is_accepted_where_its_tokens_can_differ(change: dict[str, Any]) -> None:
+    one = {"sampling": {"n": 1}, "staleness": {"min_group_samples": 1}, "algorithm": {"advantage": "reinforce_pp"}}
+    assert TrainConfig.model_validate({**BASE, **one, **change}).sampling.n == 1
 
 
 def test_a_critic_makes_gae_possible_and_runs_as_the_policy_does_unless_told_otherwise() -> None:
