@@ -99,7 +99,7 @@ class AlgorithmConfig(Settings):
 
     @model_validator(mode="after")
     def _kl_has_a_gradient(self) -> "AlgorithmConfig":
-        if self.kl_estimator == "k1" and self.kl_in == "loss":
+        if self.kl_estimator == "k1" and self.kl_in == "loss" and self.kl_coef > 0:
             raise ValueError(
                 "kl_estimator=k1 does nothing with kl_in=loss, its gradient's expectation is 0: use k2 or k3, or"
                 " kl_in=reward"

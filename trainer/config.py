@@ -113,13 +113,14 @@ class WorkersConfig(Settings):
     start_timeout_s: float = Field(default=300.0, gt=0)
     """For the cluster to place the workers of a group, and again for them to load the model."""
 
-    @model_validator(mode="after")
-    def _master_weights(self) -> "WorkersConfig":
-        if self.dtype == "bfloat16" and self.zero_stage == 0:
+
+def _check_master_weights(workers: WorkersConfig) -> None:
+    """Of workers that train; those of a frozen model have no optimizer. Raises ValueError."""
+    if workers.zero_stage == 0:
+        if workers.dtype == "bfloat16":
             raise ValueError("dtype=bfloat16 needs zero_stage=1, 2 or 3, which keep float32 master weights; it is 0")
-        if self.offload_optimizer and self.zero_stage == 0:
+        if workers.offload_optimizer:
             raise ValueError("offload_optimizer=true needs zero_stage=1, 2 or 3, which know how to; it is 0")
-        return self
 
 
 class CriticConfig(Settings):
@@ -139,6 +140,13 @@ class CriticConfig(Settings):
     """Of the value loss. AdamW hardly sees it; optimizer.grad_clip does."""
     warmup_steps: int = Field(default=0, ge=0)
     """First steps that train the critic alone: the policy is published again as it is."""
+
+    @field_validator("workers")
+    @classmethod
+    def _master_weights(cls, workers: WorkersConfig | None) -> WorkersConfig | None:
+        if workers is not None:
+            _check_master_weights(workers)
+        return workers
 
 
 class RewardModelConfig(Settings):
@@ -255,6 +263,12 @@ class TrainOptions(Settings):
     """So many batches' worth of groups that end dead, and none between them that can be trained, stop the run."""
     stall_s: float = Field(default=120.0, gt=0)
     """A warning is logged when no experience arrives for this long."""
+
+    @field_validator("workers")
+    @classmethod
+    def _master_weights(cls, workers: WorkersConfig) -> WorkersConfig:
+        _check_master_weights(workers)
+        return workers
 
     @model_validator(mode="after")
     def _consistent(self) -> "TrainOptions":

@@ -34,8 +34,12 @@ BASE: dict[str, Any] = {
         ({"push": {"backend": "nccl"}}, r"needs workers.device=cuda"),
         ({"push": {"op_timeout_s": 20}}, "must be above op_timeout_s=20"),
         ({"algorithm": {"clip_low": 1.0}}, "less than 1"),
-        ({"algorithm": {"kl_estimator": "k1"}}, "its gradient's expectation is 0: use k2 or k3"),
-        ({"algorithm": {"kl_estimator": "k1"}}, "kl_estimator=k1 does nothing with kl_in=loss"),
+        ({"algorithm": {"kl_estimator": "k1", "kl_coef": 0.1}}, "its gradient's expectation is 0: use k2 or k3"),
+        ({"algorithm": {"kl_estimator": "k1", "kl_coef": 0.1}}, "kl_estimator=k1 does nothing with kl_in=loss"),
+        (
+            {"critic": {"workers": {"dtype": "bfloat16"}}, "algorithm": {"advantage": "gae"}},
+            r"critic\.workers\n.*dtype=bfloat16 needs zero_stage=1, 2 or 3",
+        ),
         ({"algorithm": {"advantage": "ppo"}}, r"algorithm.advantage\n  Input should be 'grpo', 'dr_grpo', 'rloo'"),
         ({"algorithm": {"loss": "ppo"}}, "Input should be 'ppo_clip', 'gspo' or 'cispo'"),
         ({"algorithm": {"correction": "is"}}, "Input should be 'none', 'tis', 'tis_sequence', 'icepop'"),
@@ -113,6 +117,7 @@ def test_a_method_that_compares_samples_needs_two_of_them(advantage: str) -> Non
         {"loss": "cispo", "correction": "behavior", "advantage": "rloo"},
         {"kl_estimator": "k1", "kl_in": "reward", "kl_coef": 0.01, "advantage": "reinforce_pp"},
         {"dynamic_sampling": True, "clip_high": 0.28, "overlong_buffer": 16, "dual_clip": 10.0},
+        {"kl_estimator": "k1"},
         {"correction": "decoupled", "ppo_epochs": 2, "minibatches": 4, "sequence_mask": "geometric"},
     ],
 )
@@ -132,6 +137,12 @@ def test_a_combination_that_makes_sense_is_accepted(algorithm: dict[str, Any]) -
 def test_one_sample_a_prompt_is_accepted_where_its_tokens_can_differ(change: dict[str, Any]) -> None:
     one = {"sampling": {"n": 1}, "staleness": {"min_group_samples": 1}, "algorithm": {"advantage": "reinforce_pp"}}
     assert TrainConfig.model_validate({**BASE, **one, **change}).sampling.n == 1
+
+
+@pytest.mark.parametrize("unused", [{"dtype": "bfloat16"}, {"offload_optimizer": True}])
+def test_workers_of_a_frozen_model_need_no_master_weights(unused: dict[str, Any]) -> None:
+    config = TrainConfig.model_validate({**BASE, "reward_model": {"path": "/models/rm", "workers": unused}})
+    assert config.group_workers["reward"].zero_stage == 0
 
 
 def test_a_critic_makes_gae_possible_and_runs_as_the_policy_does_unless_told_otherwise() -> None:
