@@ -11,7 +11,7 @@ import structlog
 
 from rollout.queue import RolloutQueue
 from rollout.staleness import StalenessVerdict, judge
-from rollout.types import Experience, Group, GroupState, Sampling, Segment
+from rollout.types import MIN_TEMPERATURE, Experience, Group, GroupState, Sampling, Segment
 from trainer.batch import FreshGroup
 from trainer.config import StalenessConfig
 from trainer.journal import JournalEntry
@@ -75,6 +75,8 @@ def defect(experience: Experience, *, vocabulary: int | None = None) -> str | No
 def _sampling_defect(sampling: Sampling) -> str | None:
     if sampling.temperature <= 0:
         return f"temperature {sampling.temperature}: a greedy sample has no behaviour distribution"
+    if sampling.temperature < MIN_TEMPERATURE:
+        return f"temperature {sampling.temperature}: engines sampled at {MIN_TEMPERATURE}, the least above 0"
     if sampling.top_p != 1.0 or sampling.top_k != 0:
         return f"top_p {sampling.top_p}, top_k {sampling.top_k}: logprobs of a truncated distribution"
     return None

@@ -35,15 +35,18 @@ class RoleGroup:
 
     @classmethod
     def create(cls, role: Role, workers: WorkersConfig, place: Place) -> "RoleGroup":
-        """Start the processes of every rank."""
-        actors = [
-            actor_class(role)
-            .options(name=None, runtime_env={"env_vars": _environment(workers)}, **place.options(rank, workers))
-            .remote(rank, workers.world_size, workers.threads)
-            for rank in range(workers.world_size)
-        ]
+        """Start the processes of every rank: all, or none and the place is left."""
         place.enter()
-        return cls(role, actors, place)
+        group = cls(role, [], place)
+        try:
+            for rank in range(workers.world_size):
+                options = {"runtime_env": {"env_vars": _environment(workers)}, **place.options(rank, workers)}
+                actor = actor_class(role).options(name=None, **options)
+                group._actors.append(actor.remote(rank, workers.world_size, workers.threads))
+        except BaseException:
+            group.close()
+            raise
+        return group
 
     async def find_logs(self) -> None:
         """Ask every rank where its log is, to show the end of it when the process is gone. Raises WorkerDied."""

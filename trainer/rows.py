@@ -142,7 +142,7 @@ def _reward(experience: Experience, sample: int, algorithm: AlgorithmConfig) -> 
 
 
 def _penalties(rows: Sequence[Row], algorithm: AlgorithmConfig) -> list[torch.Tensor] | None:
-    if not rows or algorithm.kl_in != "reward" or algorithm.kl_coef == 0:
+    if not rows or not algorithm.kl_in_reward:
         return None
     return [
         algorithm.kl_coef

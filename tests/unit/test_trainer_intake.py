@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from rollout.memory_queue import MemoryQueue
 from rollout.types import Experience, GroupState, Purpose, Sampling
 from tests.queue_records import a_group, a_request
@@ -71,6 +73,18 @@ async def scored(*rewards: tuple[float, float]) -> tuple[MemoryQueue, int, list[
     for lease, pair in zip(leases, rewards, strict=True):
         await queue.complete(lease, a_group(rewards=pair))
     return queue, token, list(ids)
+
+
+@pytest.mark.parametrize(("temperature", "dead"), [(0.0, True), (0.005, True), (0.01, False), (1.0, False)])
+async def test_what_an_engine_samples_at_another_temperature_than_asked_for_is_not_trained(
+    temperature: float, dead: bool
+) -> None:
+    (experience,) = await experiences(0)
+    request = replace(experience.request, sampling=replace(experience.request.sampling, temperature=temperature))
+    intake = Intake()
+    add(intake, replace(experience, request=request), version=0, staleness=StalenessConfig())
+    assert bool(intake.dead) == dead
+    assert all(f"temperature {temperature}" in reason for reason in intake.dead.values())
 
 
 FLAT, VARIED = (1.0, 1.0), (0.0, 1.0)
