@@ -95,7 +95,7 @@ class WorkersConfig(Settings):
     """The processes of a group of workers."""
 
     world_size: int = Field(default=1, ge=1, le=1024)
-    zero_stage: Literal[0, 1, 2, 3] = 0
+    zero_stage: int = Field(default=0, ge=0, le=3)
     """DeepSpeed shards over the workers: 1 the optimizer, 2 gradients too, 3 weights too; 0 nothing."""
     offload_optimizer: bool = False
     """Optimizer state and float32 master weights in the host's memory, not the device's; needs zero_stage >= 1."""
@@ -273,10 +273,6 @@ class TrainOptions(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> "TrainOptions":
-        if self.staleness.min_group_samples > self.sampling.n:
-            raise ValueError(
-                f"staleness.min_group_samples={self.staleness.min_group_samples} is above sampling.n={self.sampling.n}"
-            )
         if self.push.backend == "nccl" and self.workers.device == "cpu":
             raise ValueError("push.backend=nccl needs workers.device=cuda, but it is cpu")
         if self.evaluation.every > 0 and self.prompts.eval is None:
@@ -326,6 +322,8 @@ class TrainOptions(Settings):
     def _advantages_differ(self) -> "TrainOptions":
         """A sample that has nothing to be compared with gets advantage 0 whatever its reward."""
         algorithm, least = self.algorithm, self.staleness.min_group_samples
+        if least > self.sampling.n:
+            raise ValueError(f"staleness.min_group_samples={least} is above sampling.n={self.sampling.n}")
         if algorithm.advantage in GROUP_ADVANTAGES and least < 2:
             raise ValueError(
                 f"staleness.min_group_samples={least} trains groups with one fresh sample, which"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -19,7 +20,11 @@ class HealthServer:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self.status: Callable[[], Mapping[str, Any]] = lambda: {"phase": "starting"}
+        began = time.monotonic()
+        self.status: Callable[[], Mapping[str, Any]] = lambda: {
+            "phase": "starting",
+            "step_age_seconds": round(time.monotonic() - began, 3),
+        }
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:

@@ -16,7 +16,8 @@ BATCH_GROUPS = 32
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 _TEMPLATE = """\
-# Written by `nightshift demo`. The same file works with `nightshift serve` and `nightshift train`.
+# Written by `nightshift demo`, without the flags it was given. The same file works with `nightshift serve` and
+# `nightshift train`; where there is a recipe.toml beside it, `train` takes that too: -c nightshift.toml -c recipe.toml.
 run = {run}
 fleet_name = "demo"
 state_dir = {state_dir}
