@@ -31,7 +31,7 @@ from rollout.types import (
 )
 from tests.replay_kit import kill_at
 from tests.tiny_models import build_policy
-from tests.trainer_kit import metrics, train_config
+from tests.trainer_kit import metrics, train_config, write_prompts
 from trainer import in_process, milestone
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig, WorkersConfig
@@ -218,9 +218,9 @@ async def test_a_live_run_that_crashed_loses_and_repeats_no_group(
 
 def evaluated(tmp_path: Path, every: int) -> LiveRun:
     model = build_policy(tmp_path / "model", "qwen3_tied")
-    config = train_config(
-        tmp_path, RedisConfig(), "held-out", model, steps=8, checkpoint={"every": 5}, evaluation={"every": every}
-    )
+    prompts = {name: write_prompts(tmp_path / f"{name}.jsonl") for name in ("train", "eval")}
+    settings = {"steps": 8, "checkpoint": {"every": 5}, "evaluation": {"every": every}, "prompts": prompts}
+    config = train_config(tmp_path, RedisConfig(), "held-out", model, **settings)
     return LiveRun(config, eval_prompts=4)
 
 
