@@ -7,65 +7,13 @@ from pydantic import Field, field_validator, model_validator
 
 from rollout.config import ModelConfig, Name, RedisConfig, Settings
 from rollout.errors import ConfigError
-from rollout.types import MIN_TEMPERATURE
 from trainer.algorithm import GROUP_ADVANTAGES, AlgorithmConfig
 from trainer.lora_config import LoraConfig
 from trainer.partition import Packing
+from trainer.task_config import PromptsConfig, RewardUse, SamplingConfig
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Role = Literal["policy", "critic", "reference", "reward"]
-
-
-class PromptsConfig(Settings):
-    """Where prompts come from: JSONL, one object a line.
-
-    Keys: `prompt` (text) or `messages` (chat, through the tokenizer's template) or `prompt_ids`; every other key
-    becomes metadata for the reward function.
-    """
-
-    train: Path
-    eval: Path | None = None
-    shuffle_seed: int = 0
-    """Order of each epoch."""
-    max_prompt_tokens: int = Field(default=1024, ge=1)
-    """Longer prompts are an error at start that names the line."""
-
-
-class SamplingConfig(Settings):
-    """How train groups are sampled."""
-
-    n: int = Field(default=8, ge=1, le=1024)
-    max_tokens: int = Field(default=256, ge=1)
-    temperature: float = Field(default=1.0, gt=0, le=2)
-    """At least 0.01, to which vLLM raises what is less; at most 2, beyond which it refuses every group."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0)
-
-    @field_validator("temperature")
-    @classmethod
-    def _as_sampled(cls, temperature: float) -> float:
-        if temperature < MIN_TEMPERATURE:
-            raise ValueError(
-                f"sampling.temperature={temperature}: vLLM raises a temperature below {MIN_TEMPERATURE} to"
-                f" {MIN_TEMPERATURE}, and the trainer would divide its logits by another one than sampled"
-            )
-        return temperature
-
-    @model_validator(mode="after")
-    def _whole_distribution(self) -> "SamplingConfig":
-        if self.top_p != 1.0 or self.top_k != 0:
-            raise ValueError(
-                f"top_p={self.top_p}, top_k={self.top_k}: training needs top_p=1 and top_k=0, because logprobs of a"
-                " truncated distribution are not reproduced by the trainer"
-            )
-        return self
-
-
-class RewardUse(Settings):
-    """Which of the operator's rewards scores this run."""
-
-    name: Name
-    params: dict[str, object] = Field(default_factory=dict)
 
 
 class StalenessConfig(Settings):

@@ -45,9 +45,8 @@ class Holder:
             await self._board.pin(self._fleet, pin, ttl_s=self._hold_s)
             if await self._answered(pin):
                 return pin
-        except (
-            BaseException
-        ):  # above all a cancel: the replica would generate nothing for training until hold_s is over
+        except BaseException:
+            # Above all a cancel: the replica would generate nothing for training until hold_s is over.
             with suppress(NightshiftError):
                 await asyncio.shield(self.let_go())
             raise

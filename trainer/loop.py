@@ -16,7 +16,6 @@ from typing import Any
 
 import structlog
 
-from rollout.board import Pin
 from rollout.prompts import Prompt
 from rollout.queue import RolloutQueue
 from rollout.types import GroupState
@@ -25,7 +24,7 @@ from trainer.batch import FreshGroup
 from trainer.checkpoint import CheckpointStore, TrainerState
 from trainer.config import TrainConfig
 from trainer.errors import TrainingDiverged
-from trainer.evaluate import Evaluation, evaluate
+from trainer.evaluations import Evaluations
 from trainer.feeder import Feed
 from trainer.holder import Holder
 from trainer.intake import Intake, collect, recollect, reject
@@ -77,7 +76,16 @@ class TrainingLoop:
         self._starvation = Starvation(parts.queue, limit=config.max_dead_batches * config.batch_groups)
         self._stopping = asyncio.Event()
         self._push: asyncio.Task[PushReport] | None = None
-        self._evaluation: asyncio.Task[None] | None = None
+        self._evaluations = Evaluations(
+            config,
+            queue=parts.queue,
+            prompts=parts.eval_prompts,
+            holder=parts.holder,
+            metrics=parts.metrics,
+            token=parts.token,
+            progress=self.progress,
+            stopping=self._stopping,
+        )
         self._first_version = 0
         self._same_weights = {0 if restored is None else self._version()}
         """Versions that name the policy as it is: the model as loaded is 0, and a start publishes what it has anew."""
@@ -113,12 +121,10 @@ class TrainingLoop:
                 feeding.result()
             await main
         finally:
-            for task in (feeding, main, self._push, self._evaluation):
-                if task is not None:
-                    task.cancel()
-            await asyncio.gather(
-                *(t for t in (feeding, main, self._push, self._evaluation) if t is not None), return_exceptions=True
-            )
+            tasks = [task for task in (feeding, main, self._push) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, self._evaluations.close(), return_exceptions=True)
 
     async def _run(self) -> None:
         config, progress = self._config, self.progress
@@ -146,7 +152,7 @@ class TrainingLoop:
             return
         if self.progress.step == 0:
             await self._pushed()
-            await self._evaluate("start")
+            await self._evaluate_now("start")
 
     def _wants(self, label: str) -> bool:
         return bool(self._parts.eval_prompts) and not any(e["label"] == label for e in self.progress.evaluations)
@@ -313,7 +319,7 @@ class TrainingLoop:
             evaluations=tuple(progress.evaluations),
             ledger=asdict(await parts.queue.ledger()),
         )
-        await parts.checkpoints.save(state, self._write_checkpoint, self._still_the_writer)
+        await parts.checkpoints.save(state, self._write_checkpoint, self._confirm_writer)
         await parts.queue.settle(parts.token, state.settled_ids, GroupState.TRAINED)
         reached(Milestone.SETTLED)
         progress.checkpointed_step = progress.step
@@ -327,69 +333,31 @@ class TrainingLoop:
     async def _write_checkpoint(self, directory: Path) -> None:
         await self._parts.workers.save(directory, bucket_bytes=self._config.push.bucket_bytes)
 
-    async def _still_the_writer(self) -> None:
+    async def _confirm_writer(self) -> None:
         """Raises Fenced."""
         await self._parts.queue.renew_writer(self._parts.token, ttl_s=self._config.writer_ttl_s)
 
     async def _evaluate_if_due(self) -> None:
-        """Overlaps with training, by a replica held at this version; skipped while the one before is unfinished."""
-        every, step = self._config.evaluation.every, self.progress.step
-        idle = (self._evaluation is None or self._evaluation.done()) and not self._stopping.is_set()
-        if every and step % every == 0 and step < self._config.steps and self._parts.eval_prompts and idle:
+        if self._evaluations.due:
             await self._pushed()  # a replica can be held at a version that it has
-            pin = await self._parts.holder.hold(self.progress.version)
-            self._evaluation = asyncio.create_task(self._evaluate_held(f"step-{step}", pin))
+            await self._evaluations.begin()
 
-    async def _evaluate_held(self, label: str, pin: Pin | None) -> None:
-        try:
-            async with self._parts.holder.holding(pin):
-                await self._evaluate(label)
-        except Exception as error:  # whatever it is: training does not need the outcome
-            totals = self.progress.totals
-            totals["failed_evaluations"] = totals.get("failed_evaluations", 0) + 1
-            log.warning("an evaluation failed, training goes on", label=label, error=f"{type(error).__name__}: {error}")
-
-    async def _evaluate(self, label: str) -> None:
-        outcome: Evaluation | None = await self._unless_stopped(label)
-        if outcome is not None:
-            self.progress.evaluations.append(outcome.record())
-            self._parts.metrics.evaluation(outcome.record())
-
-    async def _unless_stopped(self, label: str) -> Evaluation | None:
-        self.phase = Phase.EVALUATING if label in ("start", "end") else self.phase
-        running = asyncio.create_task(
-            evaluate(
-                self._parts.queue,
-                self._parts.eval_prompts,
-                self._config,
-                session=self._parts.token,
-                label=label,
-                step=self.progress.step,
-            )
-        )
-        stopping = asyncio.create_task(self._stopping.wait())
-        try:
-            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            return running.result() if running.done() else None
-        finally:
-            running.cancel()
-            stopping.cancel()
-            await asyncio.gather(running, stopping, return_exceptions=True)
+    async def _evaluate_now(self, label: str) -> None:
+        self.phase = Phase.EVALUATING
+        await self._evaluations.now(label)
 
     async def _finish(self) -> None:
         await self._pushed()
         # Before the evaluation, which takes for ever where no replica is left.
         if self.progress.step != self.progress.checkpointed_step:
             await self._checkpoint()
-        if self._evaluation is not None and not self._stopping.is_set():
-            self.phase = Phase.EVALUATING
-            await self._evaluation
-            await self._parts.holder.rejoined(self.progress.version, patience_s=self._config.push.deadline_s)
+        self.phase = Phase.EVALUATING
+        await self._evaluations.finished()
         complete = self.progress.step >= self._config.steps and not self._stopping.is_set()
         if complete and self._parts.eval_prompts:
             await self._parts.queue.set_gate(self._parts.token, batch_groups=0, eta=0)
             self.progress.evaluations = [e for e in self.progress.evaluations if e["label"] != "end"]
-            await self._evaluate("end")
+            await self._evaluate_now("end")
         await self._write_summary()
         self.phase = Phase.DONE
 

@@ -37,24 +37,15 @@ async def test_steps_whose_groups_a_lost_checkpoint_settled_are_not_repeated() -
     assert await repeatable(queue, entries) == entries[1:3]
 
 
-async def test_a_skipped_step_is_repeated_as_an_empty_one_and_later_steps_keep_their_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stale", [0, 1, 2], ids=["skipped", "dropped", "too old"])
+async def test_a_step_without_a_group_left_is_repeated_as_an_empty_one_and_later_steps_keep_their_numbers(
+    tmp_path: Path, stale: int
+) -> None:
     queue = MemoryQueue("run")
     token = await queue.acquire_writer("trainer", ttl_s=60)
     ids = await scored(queue, 4)
-    await queue.settle(token, ids[:2], GroupState.DEAD, reason="step 5 had a non-finite loss or gradient")
-    journal = Journal(tmp_path / "journal.jsonl")
-    entries = [entry(5, *ids[:2]), entry(6, *ids[2:])]
-    for one in entries:
-        journal.append(one)
-    assert await steps_to_repeat(queue, journal, after=4) == (entries, 0)
-
-
-async def test_a_step_whose_repetition_dropped_all_of_its_groups_keeps_its_number(tmp_path: Path) -> None:
-    queue = MemoryQueue("run")
-    token = await queue.acquire_writer("trainer", ttl_s=60)
-    ids = await scored(queue, 4)
-    await queue.settle(token, ids[:1], GroupState.STALE)
-    await queue.settle(token, ids[1:2], GroupState.DEAD, reason="no token may be trained")
+    await queue.settle(token, ids[:stale], GroupState.STALE)
+    await queue.settle(token, ids[stale:2], GroupState.DEAD, reason="step 5 had a non-finite loss or gradient")
     journal = Journal(tmp_path / "journal.jsonl")
     entries = [entry(5, *ids[:2]), entry(6, *ids[2:])]
     for one in entries:
