@@ -37,13 +37,18 @@ def run(argv: Sequence[str]) -> int:
     if getattr(args, "all_flags", False):
         if flags:
             return _say(f"{flags[0]}: give --all-flags without other settings; it lists their defaults", USAGE)
-        from deploy.config import flags_help
-
-        print(flags_help())
-        return OK
+        args.run = _list_flags
+        return _guarded(args, flags)
     _set_logging(debug=args.debug, talkative=args.command == "train")
     signal.signal(signal.SIGTERM, _interrupt)
     return _guarded(args, flags)
+
+
+def _list_flags(_args: argparse.Namespace, _flags: list[str]) -> int:
+    from deploy.config import flags_help
+
+    print(flags_help(), flush=True)
+    return OK
 
 
 def _guarded(args: argparse.Namespace, flags: list[str]) -> int:

@@ -28,7 +28,7 @@ from pydantic import SecretStr
 from deploy.config import NightshiftConfig, write_private
 from deploy.embedded_redis import EmbeddedRedis
 from deploy.failure import engine_error, last_exception
-from deploy.preflight import check_fleet, check_model, check_redis
+from deploy.preflight import check_fleet, check_model, check_models, check_redis
 from deploy.processes import Guardian, Tree, signal_handlers_kept, uninterrupted
 from deploy.ray_directory import RAY, make_ray_directory
 from deploy.tokens import Tokens, gateway_tokens
@@ -290,7 +290,8 @@ def start_ray(stack: ExitStack, *, num_cpus: float, embedded: EmbeddedRedis | No
 def check_trainer(config: NightshiftConfig) -> None:
     """What a trainer needs before it starts. Raises ConfigError."""
     train = config.train_config()
-    check_model(train.model.path)
+    train.check_engines_load()
+    check_models(train)
     for field, path in (("train.prompts.train", train.prompts.train), ("train.prompts.eval", train.prompts.eval)):
         if path is not None and not path.is_file():
             raise ConfigError(f"{field}={path}: no such file; give a JSONL file with one prompt a line")

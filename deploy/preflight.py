@@ -11,6 +11,7 @@ from rollout.config import RedisConfig
 from rollout.errors import ConfigError, StoreUnavailable
 from rollout.redis_store import RedisStore
 from services.config import FleetConfig
+from trainer.config import TrainConfig
 
 _GIB = 1024**3
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "tokenizer_config.json"))
@@ -28,62 +29,77 @@ def check_fleet(fleet: FleetConfig) -> None:
     check_memory(fleet, available_bytes())
 
 
-def check_model(path: Path) -> None:
-    """A local Hugging Face directory with config, weights and tokenizer."""
+def check_model(path: Path, knob: str = "model.path", *, tokenizer: bool = True) -> None:
+    """A local Hugging Face directory with config, weights and, unless that is left out, tokenizer.
+
+    Raises ConfigError that names `knob`.
+    """
     try:
-        _check_files(path)
+        _check_files(path, tokenizer=tokenizer)
+    except _Unfit as error:
+        raise ConfigError(f"{knob}={path}: {error}") from error
     except OSError as error:
         raise ConfigError(
-            f"model.path={path}: {error.filename or path} cannot be read: {error.strerror}; make it readable for this "
+            f"{knob}={path}: {error.filename or path} cannot be read: {error.strerror}; make it readable for this "
             "user, or copy the model again"
         ) from error
 
 
-def _check_files(path: Path) -> None:
+def check_models(train: TrainConfig) -> None:
+    """Every model that a trainer loads. Raises ConfigError."""
+    check_model(train.model.path)
+    if train.critic is not None and train.critic.path is not None:
+        check_model(train.critic.path, "train.critic.path", tokenizer=False)  # it reads with the policy's
+    if train.reward_model is not None:
+        check_model(train.reward_model.path, "train.reward_model.path")
+
+
+class _Unfit(ValueError):
+    """What is wrong with a model's directory."""
+
+
+def _check_files(path: Path, *, tokenizer: bool) -> None:
     if not path.is_dir():
-        raise ConfigError(f"model.path={path}: no such directory; give a local Hugging Face model directory")
+        raise _Unfit("no such directory; give a local Hugging Face model directory")
     try:
         config = json.loads((path / "config.json").read_text())
     except FileNotFoundError as error:
-        raise ConfigError(f"model.path={path}: config.json is missing; this is not a Hugging Face model") from error
+        raise _Unfit("config.json is missing; this is not a Hugging Face model") from error
     except ValueError as error:
-        raise ConfigError(f"model.path={path}: config.json cannot be read: {error}") from error
+        raise _Unfit(f"config.json cannot be read: {error}") from error
     if not isinstance(config, dict) or not config.get("architectures"):
-        raise ConfigError(f"model.path={path}: config.json names no architectures; save the model with save_pretrained")
+        raise _Unfit("config.json names no architectures; save the model with save_pretrained")
     if not config.get("model_type"):
-        raise ConfigError(f"model.path={path}: config.json names no model_type; save the model with save_pretrained")
+        raise _Unfit("config.json names no model_type; save the model with save_pretrained")
     _check_weights(path)
-    if not any(all((path / name).is_file() for name in names) for names in _TOKENIZERS):
-        raise ConfigError(f"model.path={path}: no tokenizer.json; save the tokenizer into the same directory")
+    if tokenizer and not any(all((path / name).is_file() for name in names) for names in _TOKENIZERS):
+        raise _Unfit("no tokenizer.json; save the tokenizer into the same directory")
 
 
 def _check_weights(path: Path) -> None:
     files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise ConfigError(f"model.path={path}: no *.safetensors file; save the model with safetensors")
+        raise _Unfit("no *.safetensors file; save the model with safetensors")
     for file in files:
-        _check_shard(path, file)
+        _check_shard(file)
     index = path / "model.safetensors.index.json"
     if index.exists():
         _check_index(path, index)
 
 
-def _check_shard(path: Path, file: Path) -> None:
+def _check_shard(file: Path) -> None:
     if file.is_symlink() and not file.exists():
-        raise ConfigError(
-            f"model.path={path}: {file.name} points to {file.readlink()}, which does not exist; download or copy the "
-            "model again"
-        )
+        raise _Unfit(f"{file.name} points to {file.readlink()}, which does not exist; download or copy the model again")
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         header = stream.read(min(length, 100_000_000))
     try:
         end = max(entry["data_offsets"][1] for name, entry in json.loads(header).items() if name != "__metadata__")
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ConfigError(f"model.path={path}: {file.name} is not a safetensors file; copy it again") from error
+        raise _Unfit(f"{file.name} is not a safetensors file; copy it again") from error
     if file.stat().st_size < 8 + length + end:
-        raise ConfigError(
-            f"model.path={path}: {file.name} has {file.stat().st_size} bytes and needs {8 + length + end}; "
+        raise _Unfit(
+            f"{file.name} has {file.stat().st_size} bytes and needs {8 + length + end}; "
             "the copy is incomplete, make it again"
         )
 
@@ -92,10 +108,10 @@ def _check_index(path: Path, index: Path) -> None:
     try:
         shards = {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"model.path={path}: {index.name} is not an index of weights; copy it again") from error
+        raise _Unfit(f"{index.name} is not an index of weights; copy it again") from error
     if missing := sorted(name for name in shards if not (path / name).is_file()):
-        raise ConfigError(
-            f"model.path={path}: {', '.join(missing)} of {len(shards)} shards missing, which {index.name} names; the "
+        raise _Unfit(
+            f"{', '.join(missing)} of {len(shards)} shards missing, which {index.name} names; the "
             "copy is incomplete, make it again"
         )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from deploy.config import NightshiftConfig, absolute
 from deploy.embedded_redis import EmbeddedRedis
 from deploy.local import check_trainer, enter_redis, running_fleet, start_ray
-from deploy.preflight import check_model
+from deploy.preflight import check_models
 from deploy.processes import uninterrupted
 from rollout.errors import ConfigError
 from trainer.config import TrainConfig
@@ -36,7 +36,7 @@ def train(config: NightshiftConfig, *, replay: Path | None = None) -> int:
 def _run_replay(config: NightshiftConfig, file: Path) -> int:
     """One rank runs in this process; more of them are Ray actors as in a live run."""
     settings = config.train_config()
-    check_model(settings.model.path)
+    check_models(settings)
     settings = settings.model_copy(update={"run": replay_name(settings.run), "replay": file})
     stack = ExitStack()
     try:

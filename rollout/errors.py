@@ -18,7 +18,11 @@ class RecordingError(ConfigError):
 
 
 class IdempotencyConflict(NightshiftError, ValueError):
-    """The idempotency key was used before with another body."""
+    """The idempotency key was used before with another body, as `submission_id` where the caller may know it."""
+
+    def __init__(self, message: str, submission_id: str | None = None) -> None:
+        super().__init__(message)
+        self.submission_id = submission_id
 
 
 class QueueFull(NightshiftError, RuntimeError):

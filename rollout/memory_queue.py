@@ -93,7 +93,7 @@ class MemoryQueue:
             known, sid = self._keys[idempotency_key]
             if known != digest:
                 raise IdempotencyConflict(
-                    f"idempotency key {idempotency_key!r} came before with another body, as {sid}"
+                    f"idempotency key {idempotency_key!r} came before with another body, as {sid}", sid
                 )
             return self._submission(sid, created=False)
         pending = self._count().pending

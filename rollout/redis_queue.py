@@ -278,7 +278,7 @@ def _submission(sid: str, count: int, *, created: bool) -> Submission:
 def _submit_error(refusal: ScriptRefusal, count: int, key: str | None) -> NightshiftError:
     if refusal.code == "CONFLICT":
         return IdempotencyConflict(
-            f"idempotency key {key!r} was used for submission {refusal.detail} with another body"
+            f"idempotency key {key!r} was used for submission {refusal.detail} with another body", refusal.detail
         )
     depth, limit = refusal.detail.split()[:2]
     return QueueFull.at(int(depth), count, int(limit))

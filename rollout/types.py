@@ -63,6 +63,10 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
+MIN_TEMPERATURE = 0.01
+"""Of sampling, above greedy 0: vLLM raises what lies between to this, another distribution than was asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """The allow-list of sampling settings: what stays the same distribution when a sample is cut and resumed.
@@ -73,7 +77,7 @@ class Sampling:
     max_tokens: int
     """Most response tokens of one sample."""
     temperature: float = 1.0
-    """0 is greedy."""
+    """0 is greedy, else at least MIN_TEMPERATURE."""
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps every token."""
@@ -181,6 +185,11 @@ class Segment:
         """Version of the oldest trained token; of the newest span when no token trains."""
         versions = [s.version for s in self.version_spans if self.loss_mask_T[s.start : s.stop].any()]
         return min(versions, default=max((s.version for s in self.version_spans), default=0))
+
+    @property
+    def largest_id(self) -> int:
+        """Of the tokens of prompt and response."""
+        return max(int(self.prompt_ids_P.max()), int(self.response_ids_T.max()))
 
 
 @dataclass(frozen=True, slots=True)

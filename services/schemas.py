@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema, model_validator
 
+from rollout.types import MIN_TEMPERATURE
+
 _MAX_TOKEN_ID = 2**31 - 1
 _PROMPT_SCHEMA = {
     "title": "Prompt",
@@ -50,6 +52,13 @@ def _check_prompt(value: Any) -> Any:
     )
 
 
+def _check_temperature(value: float) -> float:
+    if 0 < value < MIN_TEMPERATURE:
+        raise ValueError(f"must be 0 (greedy) or at least {MIN_TEMPERATURE}, to which vLLM raises what is less")
+    return value
+
+
+Temperature = Annotated[float, AfterValidator(_check_temperature)]
 PromptInput = Annotated[Any, AfterValidator(_check_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
 Metadata = dict[str, Any]
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -65,7 +74,8 @@ class SamplingBody(_Body):
     max_tokens: int | None = Field(default=None, ge=1)
     """Most response tokens of one sample; 256 where it is left out, or the operator's limit or what the model has room
     for beside the prompt, whichever is least."""
-    temperature: float = Field(default=1.0, ge=0, le=2)
+    temperature: Temperature = Field(default=1.0, ge=0, le=2)
+    """0 is greedy; between 0 and 0.01 there is none, because the engine would sample at 0.01."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0, le=_MAX_TOKEN_ID)
     """0 keeps every token."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollout.rewards import BUILTIN
-from rollout.types import Purpose, RewardSpec, RolloutRequest, Sampling
+from rollout.types import MIN_TEMPERATURE, Purpose, RewardSpec, RolloutRequest, Sampling
 from services.api_errors import ApiError, over_limit
 from services.config import FleetConfig, LimitsConfig
 from services.schemas import SamplingBody, SubmitBody
@@ -42,7 +42,11 @@ def _check_trainable(body: SubmitBody) -> None:
     if body.purpose != "train":
         return
     wanted: dict[str, tuple[float, bool, str]] = {
-        "temperature": (body.sampling.temperature, body.sampling.temperature > 0, "above 0"),
+        "temperature": (
+            body.sampling.temperature,
+            body.sampling.temperature >= MIN_TEMPERATURE,
+            f"at least {MIN_TEMPERATURE}",
+        ),
         "top_p": (body.sampling.top_p, body.sampling.top_p == 1, "1"),
         "top_k": (body.sampling.top_k, body.sampling.top_k == 0, "0"),
     }

@@ -34,22 +34,29 @@ STALE, DEFECTIVE = 7, 11
 """Numbers of the group that is too old when its turn comes, and of the one without a token to train."""
 
 
-def write_recording(path: Path, groups: int = 24, *, run: str = "source", flat: Container[int] = ()) -> Path:
+def write_recording(
+    path: Path, groups: int = 24, *, run: str = "source", flat: Container[int] = (), foreign: Container[int] = ()
+) -> Path:
     """Random responses of a run whose samples lag a version or two behind, with one stale group and one defective.
 
-    The samples of a `flat` group all have the same reward.
+    The samples of a `flat` group all have the same reward, those of a `foreign` one a token of a larger model.
     """
     rng = np.random.default_rng(5)
     with RecordingWriter(path, run=run) as file:
-        file.append([_recorded(number, rng, flat=number in flat) for number in range(groups)])
+        file.append(
+            [_recorded(number, rng, flat=number in flat, foreign=number in foreign) for number in range(groups)]
+        )
     return path
 
 
-def _recorded(number: int, rng: np.random.Generator, *, flat: bool) -> RecordedGroup:
+def _recorded(number: int, rng: np.random.Generator, *, flat: bool, foreign: bool) -> RecordedGroup:
     prompt = rng.integers(5, 200, 6).astype(np.int32)
     due = number // BATCH + 1
     version = 0 if number == STALE else max(0, due - int(rng.integers(0, 2)))
     samples = tuple(_sample(prompt, version, rng, trains=number != DEFECTIVE) for _ in range(SAMPLES))
+    if foreign:
+        for sample in samples:
+            sample.segments[0].response_ids_T[-1] = 5000
     rewards = (1.0,) * SAMPLES if flat else tuple(float(r) for r in rng.normal(size=SAMPLES))
     request = RolloutRequest(
         tuple(prompt.tolist()), f"prompt {number}", SAMPLES, Sampling(max_tokens=8), RewardSpec("exact_match")

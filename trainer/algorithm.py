@@ -74,7 +74,7 @@ class AlgorithmConfig(Settings):
     """At most so many batches' worth of groups are filtered for one step. After that such groups are trained, so that
     a task that is solved, or never is, does not hold the run up for ever."""
     overlong_buffer: int = Field(default=0, ge=0)
-    """The reward falls over the last so many tokens before sampling.max_tokens; 0 is off."""
+    """The reward falls over the last so many sampled tokens before sampling.max_tokens; 0 is off."""
     overlong_penalty: float = Field(default=1.0, gt=0)
     """What a response of sampling.max_tokens loses."""
 
@@ -83,9 +83,23 @@ class AlgorithmConfig(Settings):
         """Most optimizer steps that one batch is used for."""
         return self.ppo_epochs * self.minibatches
 
+    @property
+    def kl_in_reward(self) -> bool:
+        """Whether tokens pay for their distance to the reference."""
+        return self.kl_in == "reward" and self.kl_coef > 0
+
+    @model_validator(mode="after")
+    def _kl_in_reward_counts(self) -> "AlgorithmConfig":
+        if self.kl_in == "reward" and not self.kl_in_reward:
+            raise ValueError(
+                f"kl_in=reward takes the KL from the reward kl_coef={self.kl_coef:g} times: raise kl_coef, or leave"
+                " kl_in out"
+            )
+        return self
+
     @model_validator(mode="after")
     def _kl_has_a_gradient(self) -> "AlgorithmConfig":
-        if self.kl_estimator == "k1" and self.kl_in == "loss":
+        if self.kl_estimator == "k1" and self.kl_in == "loss" and self.kl_coef > 0:
             raise ValueError(
                 "kl_estimator=k1 does nothing with kl_in=loss, its gradient's expectation is 0: use k2 or k3, or"
                 " kl_in=reward"

@@ -71,19 +71,26 @@ class CheckpointStore:
         self._directory = directory
         self._keep = keep
 
-    async def save(self, state: TrainerState, write: Callable[[Path], Awaitable[None]]) -> Path:
-        """`write` fills the directory it is given with policy/ and worker state; returns the finished checkpoint."""
+    async def save(
+        self, state: TrainerState, write: Callable[[Path], Awaitable[None]], confirm: Callable[[], Awaitable[None]]
+    ) -> Path:
+        """`write` fills the directory it is given with policy/ and worker state; returns the finished checkpoint.
+
+        `confirm` is asked before the checkpoint takes its place and others go: what it raises (Fenced, of a trainer
+        that stood still while another took the run over) leaves them as they are.
+        """
         final = self._directory / f"step-{state.step:08d}"
         temporary = self._directory / f".{final.name}.tmp"
         await asyncio.to_thread(_empty, temporary)
         await write(temporary)
         # Hashing and syncing gigabytes on the event loop would let the writer's claim expire.
-        await asyncio.to_thread(self._finish, temporary, final, state)
+        await asyncio.to_thread(_seal, temporary, state)
+        reached(Milestone.CHECKPOINT_SEALED)
+        await confirm()
+        await _in_thread_to_its_end(self._place, temporary, final, state)
         return final
 
-    def _finish(self, temporary: Path, final: Path, state: TrainerState) -> None:
-        _seal(temporary, state)
-        reached(Milestone.CHECKPOINT_SEALED)
+    def _place(self, temporary: Path, final: Path, state: TrainerState) -> None:
         if final.exists():  # of a history that a fallback abandoned
             shutil.rmtree(final)
         temporary.replace(final)
@@ -122,6 +129,16 @@ class CheckpointStore:
                 shutil.rmtree(directory)
         for directory in complete_checkpoints(self._directory)[self._keep :]:
             shutil.rmtree(directory)
+
+
+async def _in_thread_to_its_end(work: Callable[..., None], *args: object) -> None:
+    """Cancelled or not: who cancels lets go of the run next, and it must not change after that."""
+    working = asyncio.ensure_future(asyncio.to_thread(work, *args))
+    try:
+        await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await working
+        raise
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:

@@ -3,57 +3,17 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rollout.config import ModelConfig, Name, RedisConfig, Settings
+from rollout.errors import ConfigError
 from trainer.algorithm import GROUP_ADVANTAGES, AlgorithmConfig
 from trainer.lora_config import LoraConfig
 from trainer.partition import Packing
+from trainer.task_config import PromptsConfig, RewardUse, SamplingConfig
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Role = Literal["policy", "critic", "reference", "reward"]
-
-
-class PromptsConfig(Settings):
-    """Where prompts come from: JSONL, one object a line.
-
-    Keys: `prompt` (text) or `messages` (chat, through the tokenizer's template) or `prompt_ids`; every other key
-    becomes metadata for the reward function.
-    """
-
-    train: Path
-    eval: Path | None = None
-    shuffle_seed: int = 0
-    """Order of each epoch."""
-    max_prompt_tokens: int = Field(default=1024, ge=1)
-    """Longer prompts are an error at start that names the line."""
-
-
-class SamplingConfig(Settings):
-    """How train groups are sampled."""
-
-    n: int = Field(default=8, ge=1, le=1024)
-    max_tokens: int = Field(default=256, ge=1)
-    temperature: float = Field(default=1.0, gt=0, le=2)
-    """At most 2, beyond which vLLM refuses every group."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0)
-
-    @model_validator(mode="after")
-    def _whole_distribution(self) -> "SamplingConfig":
-        if self.top_p != 1.0 or self.top_k != 0:
-            raise ValueError(
-                f"top_p={self.top_p}, top_k={self.top_k}: training needs top_p=1 and top_k=0, because logprobs of a"
-                " truncated distribution are not reproduced by the trainer"
-            )
-        return self
-
-
-class RewardUse(Settings):
-    """Which of the operator's rewards scores this run."""
-
-    name: Name
-    params: dict[str, object] = Field(default_factory=dict)
 
 
 class StalenessConfig(Settings):
@@ -83,7 +43,7 @@ class WorkersConfig(Settings):
     """The processes of a group of workers."""
 
     world_size: int = Field(default=1, ge=1, le=1024)
-    zero_stage: Literal[0, 1, 2, 3] = 0
+    zero_stage: int = Field(default=0, ge=0, le=3)
     """DeepSpeed shards over the workers: 1 the optimizer, 2 gradients too, 3 weights too; 0 nothing."""
     offload_optimizer: bool = False
     """Optimizer state and float32 master weights in the host's memory, not the device's; needs zero_stage >= 1."""
@@ -102,13 +62,14 @@ class WorkersConfig(Settings):
     start_timeout_s: float = Field(default=300.0, gt=0)
     """For the cluster to place the workers of a group, and again for them to load the model."""
 
-    @model_validator(mode="after")
-    def _master_weights(self) -> "WorkersConfig":
-        if self.dtype == "bfloat16" and self.zero_stage == 0:
+
+def _check_master_weights(workers: WorkersConfig) -> None:
+    """Of workers that train; those of a frozen model have no optimizer. Raises ValueError."""
+    if workers.zero_stage == 0:
+        if workers.dtype == "bfloat16":
             raise ValueError("dtype=bfloat16 needs zero_stage=1, 2 or 3, which keep float32 master weights; it is 0")
-        if self.offload_optimizer and self.zero_stage == 0:
+        if workers.offload_optimizer:
             raise ValueError("offload_optimizer=true needs zero_stage=1, 2 or 3, which know how to; it is 0")
-        return self
 
 
 class CriticConfig(Settings):
@@ -128,6 +89,13 @@ class CriticConfig(Settings):
     """Of the value loss. AdamW hardly sees it; optimizer.grad_clip does."""
     warmup_steps: int = Field(default=0, ge=0)
     """First steps that train the critic alone: the policy is published again as it is."""
+
+    @field_validator("workers")
+    @classmethod
+    def _master_weights(cls, workers: WorkersConfig | None) -> WorkersConfig | None:
+        if workers is not None:
+            _check_master_weights(workers)
+        return workers
 
 
 class RewardModelConfig(Settings):
@@ -245,14 +213,21 @@ class TrainOptions(Settings):
     stall_s: float = Field(default=120.0, gt=0)
     """A warning is logged when no experience arrives for this long."""
 
+    @field_validator("workers")
+    @classmethod
+    def _master_weights(cls, workers: WorkersConfig) -> WorkersConfig:
+        _check_master_weights(workers)
+        return workers
+
     @model_validator(mode="after")
     def _consistent(self) -> "TrainOptions":
-        if self.staleness.min_group_samples > self.sampling.n:
-            raise ValueError(
-                f"staleness.min_group_samples={self.staleness.min_group_samples} is above sampling.n={self.sampling.n}"
-            )
         if self.push.backend == "nccl" and self.workers.device == "cpu":
             raise ValueError("push.backend=nccl needs workers.device=cuda, but it is cpu")
+        if self.evaluation.every > 0 and self.prompts.eval is None:
+            raise ValueError(
+                f"evaluation.every={self.evaluation.every} evaluates held-out prompts, but prompts.eval names none:"
+                " give them, or set evaluation.every to 0"
+            )
         return self
 
     @model_validator(mode="after")
@@ -288,6 +263,26 @@ class TrainOptions(Settings):
         if algorithm.overlong_buffer > max_tokens:
             raise ValueError(
                 f"algorithm.overlong_buffer={algorithm.overlong_buffer} is above sampling.max_tokens={max_tokens}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _advantages_differ(self) -> "TrainOptions":
+        """A sample that has nothing to be compared with gets advantage 0 whatever its reward."""
+        algorithm, least = self.algorithm, self.staleness.min_group_samples
+        if least > self.sampling.n:
+            raise ValueError(f"staleness.min_group_samples={least} is above sampling.n={self.sampling.n}")
+        if algorithm.advantage in GROUP_ADVANTAGES and least < 2:
+            raise ValueError(
+                f"staleness.min_group_samples={least} trains groups with one fresh sample, which"
+                f" algorithm.advantage={algorithm.advantage} compares with no other: it needs 2 or more"
+            )
+        alone = self.batch_groups * self.sampling.n == 1 and not algorithm.kl_in_reward
+        if algorithm.advantage == "reinforce_pp" and alone:
+            raise ValueError(
+                "algorithm.advantage=reinforce_pp whitens over the samples of a step, of which"
+                f" batch_groups={self.batch_groups} x sampling.n={self.sampling.n} leave one: raise batch_groups or"
+                " sampling.n, or let tokens differ by a KL in the reward (algorithm.kl_in, kl_coef)"
             )
         return self
 
@@ -365,3 +360,11 @@ class TrainConfig(TrainOptions):
     @property
     def run_dir(self) -> Path:
         return self.runs_dir / self.run
+
+    def check_engines_load(self) -> None:
+        """What this run publishes. Raises ConfigError."""
+        if self.replay is None and self.lora is not None and self.lora.publish == "adapter":
+            raise ConfigError(
+                "lora.publish=adapter without replay, but engines load whole weights: use lora.publish=merged, whose"
+                " versions hold the adapter too"
+            )

@@ -56,11 +56,7 @@ def run(config: TrainConfig) -> int:
 async def _session(config: TrainConfig) -> int:
     from trainer.models import Tokenise, load_tokenizer
 
-    if config.lora is not None and config.lora.publish == "adapter":
-        raise ConfigError(
-            "lora.publish=adapter, but engines load whole weights: use lora.publish=merged, whose versions hold the"
-            " adapter too; adapter alone is for a replay"
-        )
+    config.check_engines_load()
     tokenise = Tokenise(load_tokenizer(config.model.path))
     prompts = _prompts(config, config.prompts.train, tokenise)
     eval_prompts = _prompts(config, config.prompts.eval, tokenise) if config.prompts.eval else []

@@ -1,7 +1,7 @@
 """Submits the run's own prompts ahead of the engines.
 
 The submission of the prompts [cursor, cursor + k) has the idempotency key run + cursor, so a resumed run that starts
-from an older cursor submits nothing twice, even when prompts or sampling settings changed in between.
+from an older cursor submits nothing twice, even when prompts, sampling settings or k changed in between.
 """
 
 import asyncio
@@ -113,10 +113,13 @@ class Feeder:
             )
             for i in indices
         ]
-        key = f"feed:{config.run}:{self.cursor}:{amount}"
+        key = f"feed:{config.run}:{self.cursor}"
         try:
             await self._queue.submit(requests, idempotency_key=key)
-        except IdempotencyConflict:
+        except IdempotencyConflict as conflict:
             # Submitted before the resume, by this run under other settings: it is under way or done as it was.
             log.warning("prompts were submitted before with other settings, which stay theirs", key=key)
+            if conflict.submission_id is not None:
+                # With another batch_groups it had another size, and what follows it has the key of its own end.
+                amount = len((await self._queue.submission(conflict.submission_id)).group_ids)
         self.cursor += amount

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -17,9 +18,13 @@ _MAX_LINE = 8192
 class HealthServer:
     """Serves what `status` returns; numbers of it become gauges."""
 
-    def __init__(self, port: int, status: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, port: int) -> None:
         self._port = port
-        self._status = status
+        began = time.monotonic()
+        self.status: Callable[[], Mapping[str, Any]] = lambda: {
+            "phase": "starting",
+            "step_age_seconds": round(time.monotonic() - began, 3),
+        }
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -55,9 +60,9 @@ class HealthServer:
         if path == "/healthz":
             return "200 OK", "text/plain", b"ok\n"
         if path == "/status":
-            return "200 OK", "application/json", json.dumps(self._status()).encode()
+            return "200 OK", "application/json", json.dumps(self.status()).encode()
         if path == "/metrics":
-            return "200 OK", "text/plain; version=0.0.4", _exposition(self._status())
+            return "200 OK", "text/plain; version=0.0.4", _exposition(self.status())
         return "404 Not Found", "text/plain", b"not found\n"
 
 

@@ -41,16 +41,27 @@ class Holder:
         if chosen is None:
             return None
         pin = Pin(self._run, chosen.replica, version, self._token)
-        await self._board.pin(self._fleet, pin, ttl_s=self._hold_s)
+        try:
+            await self._board.pin(self._fleet, pin, ttl_s=self._hold_s)
+            if await self._answered(pin):
+                return pin
+        except BaseException:
+            # Above all a cancel: the replica would generate nothing for training until hold_s is over.
+            with suppress(NightshiftError):
+                await asyncio.shield(self.let_go())
+            raise
+        log.warning("the replica did not stay at the version: this evaluation is of a range", replica=pin.replica)
+        await self.let_go()
+        return None
+
+    async def _answered(self, pin: Pin) -> bool:
         give_up = time.monotonic() + _ANSWER_S
         while time.monotonic() < give_up:
             if await self._held(pin):
                 await asyncio.sleep(_SPREAD_S)
-                return pin
+                return True
             await asyncio.sleep(_POLL_S)
-        log.warning("the replica did not stay at the version: this evaluation is of a range", replica=pin.replica)
-        await self.let_go()
-        return None
+        return False
 
     async def let_go(self) -> None:
         """Of the replica that this run holds, if any; also of one that a killed session held."""

@@ -11,7 +11,7 @@ import structlog
 
 from rollout.queue import RolloutQueue
 from rollout.staleness import StalenessVerdict, judge
-from rollout.types import Experience, Group, GroupState, Sampling
+from rollout.types import MIN_TEMPERATURE, Experience, Group, GroupState, Sampling, Segment
 from trainer.batch import FreshGroup
 from trainer.config import StalenessConfig
 from trainer.journal import JournalEntry
@@ -21,6 +21,13 @@ from trainer.starvation import Starvation
 log = structlog.get_logger(__name__)
 
 _POLL_S = 0.02
+
+_MAX_LOGPROB = 1e-3
+"""Above 0 by no more than a float32 softmax is off for a token that is certain."""
+_MIN_LOGPROB = -1e4
+"""Engines put -9999 for -inf; below that it is another number, of which a ratio of probabilities cannot be made."""
+_MAX_REWARD = 1e15
+"""The squares of a whole batch of such rewards still have a sum in float32."""
 
 
 @dataclass(slots=True)
@@ -43,7 +50,7 @@ class Intake:
         """Groups that show that the run gets what it can train, or could have."""
         return len(self.groups) + len(self.stale_ids) + len(self.filtered_ids)
 
-    def entry(self, *, step: int, version: int, seed: int) -> JournalEntry:
+    def entry(self, *, step: int, version: int, seed: int, max_age: int) -> JournalEntry:
         """What the journal keeps of the step that trains this."""
         return JournalEntry(
             step=step,
@@ -53,43 +60,73 @@ class Intake:
             dead_ids=tuple(self.dead),
             seed=seed,
             filtered_ids=tuple(self.filtered_ids),
+            max_age=max_age,
         )
 
 
-def defect(experience: Experience) -> str | None:
-    """Why a group cannot be trained, whatever the policy; None when it can."""
-    return _sampling_defect(experience.request.sampling) or _group_defect(experience.group)
+def defect(experience: Experience, *, vocabulary: int | None = None) -> str | None:
+    """Why a group cannot be trained, whatever the policy's weights; None when it can.
+
+    `vocabulary` is the number of token ids that the policy knows; None leaves them unchecked.
+    """
+    return _sampling_defect(experience.request.sampling) or _group_defect(experience.group, vocabulary)
 
 
 def _sampling_defect(sampling: Sampling) -> str | None:
     if sampling.temperature <= 0:
         return f"temperature {sampling.temperature}: a greedy sample has no behaviour distribution"
+    if sampling.temperature < MIN_TEMPERATURE:
+        return f"temperature {sampling.temperature}: engines sampled at {MIN_TEMPERATURE}, the least above 0"
     if sampling.top_p != 1.0 or sampling.top_k != 0:
         return f"top_p {sampling.top_p}, top_k {sampling.top_k}: logprobs of a truncated distribution"
     return None
 
 
-def _group_defect(group: Group) -> str | None:
-    if len(group.rewards_G) != len(group.samples_G) or not all(map(math.isfinite, group.rewards_G)):
-        return "a reward is missing or not finite"
+def _group_defect(group: Group, vocabulary: int | None) -> str | None:
     segments = [segment for sample in group.samples_G for segment in sample.segments]
-    if not all(np.isfinite(segment.behavior_logprobs_T).all() for segment in segments):
-        return "a behaviour logprob is not finite"
-    if any(len(segment.response_ids_T) != len(segment.behavior_logprobs_T) for segment in segments):
-        return "response and behaviour logprobs differ in length"
+    if (reason := _reward_defect(group) or _logprob_defect(segments)) is not None:
+        return reason
+    largest = max((segment.largest_id for segment in segments), default=0)
+    if vocabulary is not None and largest >= vocabulary:
+        return f"token id {largest} is not below {vocabulary}, the vocabulary size of model.path"
     if not any(segment.loss_mask_T.any() for segment in segments):
         return "no token may be trained"
     return None
 
 
+def _reward_defect(group: Group) -> str | None:
+    if len(group.rewards_G) != len(group.samples_G) or not all(map(math.isfinite, group.rewards_G)):
+        return "a reward is missing or not finite"
+    largest = max(group.rewards_G, key=abs, default=0.0)
+    return f"a reward of {largest:g} is beyond {_MAX_REWARD:g} either way" if abs(largest) > _MAX_REWARD else None
+
+
+def _logprob_defect(segments: Sequence[Segment]) -> str | None:
+    if not all(np.isfinite(segment.behavior_logprobs_T).all() for segment in segments):
+        return "a behaviour logprob is not finite"
+    if any(len(segment.response_ids_T) != len(segment.behavior_logprobs_T) for segment in segments):
+        return "response and behaviour logprobs differ in length"
+    for segment in segments:
+        for logprob in (segment.behavior_logprobs_T.min(), segment.behavior_logprobs_T.max()):
+            if not _MIN_LOGPROB <= logprob <= _MAX_LOGPROB:
+                return f"a behaviour logprob of {logprob:g} is outside [{_MIN_LOGPROB:g}, {_MAX_LOGPROB:g}]"
+    return None
+
+
 def add(
-    intake: Intake, experience: Experience, *, version: int, staleness: StalenessConfig, max_filtered: int = 0
+    intake: Intake,
+    experience: Experience,
+    *,
+    version: int,
+    staleness: StalenessConfig,
+    max_filtered: int = 0,
+    vocabulary: int | None = None,
 ) -> None:
-    """Judge one group and file it under trained, stale, filtered or dead.
+    """Judge one group and file it under trained, stale, filtered or dead; `vocabulary` is as in `defect`.
 
     Filtering stops at `max_filtered` groups. It looks at the verifier's rewards as they are, before any penalty.
     """
-    if (reason := defect(experience)) is not None:
+    if (reason := defect(experience, vocabulary=vocabulary)) is not None:
         intake.dead[experience.group_id] = reason
         return
     verdict = judge(
@@ -124,6 +161,7 @@ async def collect(
     starvation: Starvation,
     stopped: Callable[[], bool],
     max_filtered: int = 0,
+    vocabulary: int | None = None,
 ) -> Intake | None:
     """Oldest groups first, until `batch_groups` can be trained; None when `stopped` says so before.
 
@@ -138,7 +176,14 @@ async def collect(
         leased = await queue.lease_experience(token, count=batch_groups - len(intake.groups))
         stale, filtered, dead, usable = len(intake.stale_ids), len(intake.filtered_ids), len(intake.dead), intake.usable
         for experience in leased:
-            add(intake, experience, version=version, staleness=staleness, max_filtered=max_filtered)
+            add(
+                intake,
+                experience,
+                version=version,
+                staleness=staleness,
+                max_filtered=max_filtered,
+                vocabulary=vocabulary,
+            )
         await settle_dropped(
             queue,
             token,
@@ -159,12 +204,17 @@ async def collect(
     return intake
 
 
-async def recollect(queue: RolloutQueue, token: int, entry: JournalEntry, staleness: StalenessConfig) -> Intake:
+async def recollect(
+    queue: RolloutQueue, token: int, entry: JournalEntry, staleness: StalenessConfig, *, vocabulary: int | None = None
+) -> Intake:
     """The groups of a journaled step again, in its order and judged as of its version; none is filtered any more.
 
-    A crash may have come between the journal and the settling of what the step dropped, so that is settled again.
-    Raises Fenced.
+    What the step trained it trains again, with the same masks, whatever `staleness` has become; where its entry does
+    not say by which age it masked, `staleness` decides. What cannot be trained any more leaves the queue. A crash may
+    have come between the journal and the settling of what the step dropped, so that is settled again. Raises Fenced.
     """
+    if entry.max_age is not None:
+        staleness = staleness.model_copy(update={"max_age": entry.max_age, "min_group_samples": 1})
     await settle_dropped(
         queue,
         token,
@@ -177,9 +227,10 @@ async def recollect(queue: RolloutQueue, token: int, entry: JournalEntry, stalen
     intake = Intake()
     for group_id in entry.group_ids:
         if group_id in found:
-            add(intake, found[group_id], version=entry.version, staleness=staleness)
+            add(intake, found[group_id], version=entry.version, staleness=staleness, vocabulary=vocabulary)
         else:
             log.warning("journaled group is gone", group=group_id)
+    await settle_dropped(queue, token, stale_ids=intake.stale_ids, filtered_ids=(), dead=intake.dead)
     return intake
 
 

@@ -23,7 +23,7 @@ class JournalEntry:
 
     step: int
     version: int
-    """Policy version when the batch was judged; ages and masks follow from it."""
+    """Policy version when the batch was judged; ages follow from it."""
     group_ids: tuple[str, ...]
     """In batch order."""
     stale_ids: tuple[str, ...]
@@ -33,6 +33,8 @@ class JournalEntry:
     seed: int
     filtered_ids: tuple[str, ...] = ()
     """Dropped: dynamic sampling."""
+    max_age: int | None = None
+    """`staleness.max_age` when the batch was judged; masks follow from it. None where the line does not say."""
 
     @property
     def taken(self) -> int:
@@ -120,4 +122,5 @@ def _entry(line: bytes) -> JournalEntry:
         dead_ids=tuple(raw["dead_ids"]),
         seed=int(raw["seed"]),
         filtered_ids=tuple(raw.get("filtered_ids", ())),
+        max_age=None if raw.get("max_age") is None else int(raw["max_age"]),
     )

@@ -16,7 +16,6 @@ from typing import Any
 
 import structlog
 
-from rollout.board import Pin
 from rollout.prompts import Prompt
 from rollout.queue import RolloutQueue
 from rollout.types import GroupState
@@ -25,7 +24,7 @@ from trainer.batch import FreshGroup
 from trainer.checkpoint import CheckpointStore, TrainerState
 from trainer.config import TrainConfig
 from trainer.errors import TrainingDiverged
-from trainer.evaluate import Evaluation, evaluate
+from trainer.evaluations import Evaluations
 from trainer.feeder import Feed
 from trainer.holder import Holder
 from trainer.intake import Intake, collect, recollect, reject
@@ -36,6 +35,7 @@ from trainer.progress import Phase, Progress
 from trainer.publish import Publisher
 from trainer.push import PushReport
 from trainer.repeat import steps_to_repeat
+from trainer.run_status import run_status
 from trainer.starvation import Starvation
 from trainer.step import Update, update
 from trainer.summary import add_step, summarise
@@ -61,6 +61,8 @@ class Parts:
     metrics: MetricsLog
     eval_prompts: Sequence[Prompt]
     holder: Holder
+    vocabulary: int | None
+    """Token ids that the policy knows, where its model says so."""
 
 
 class TrainingLoop:
@@ -74,11 +76,20 @@ class TrainingLoop:
         self._starvation = Starvation(parts.queue, limit=config.max_dead_batches * config.batch_groups)
         self._stopping = asyncio.Event()
         self._push: asyncio.Task[PushReport] | None = None
-        self._evaluation: asyncio.Task[None] | None = None
+        self._evaluations = Evaluations(
+            config,
+            queue=parts.queue,
+            prompts=parts.eval_prompts,
+            holder=parts.holder,
+            metrics=parts.metrics,
+            token=parts.token,
+            progress=self.progress,
+            stopping=self._stopping,
+        )
         self._first_version = 0
         self._same_weights = {0 if restored is None else self._version()}
         """Versions that name the policy as it is: the model as loaded is 0, and a start publishes what it has anew."""
-        self._started = time.monotonic()
+        self._started = self._stepped = time.monotonic()
         self._last: dict[str, Any] = {}
 
     def stop(self) -> None:
@@ -87,17 +98,15 @@ class TrainingLoop:
 
     def status(self) -> dict[str, Any]:
         """For /status and /metrics."""
-        progress = self.progress
-        return {
-            "run": self._config.run,
-            "phase": self.phase.value,
-            "step": progress.step,
-            "steps": self._config.steps,
-            "version": progress.version,
-            "unsettled_groups": len(progress.unsettled),
-            "uptime_seconds": round(time.monotonic() - self._started, 3),
-            **{k: self._last[k] for k in ("reward_mean", "loss", "grad_norm", "staleness_mean") if k in self._last},
-        }
+        now = time.monotonic()
+        return run_status(
+            self._config,
+            self.phase,
+            self.progress,
+            self._last,
+            uptime_s=now - self._started,
+            step_age_s=now - self._stepped,
+        )
 
     async def run(self) -> None:
         """Until `steps` are done or `stop` was called.
@@ -112,12 +121,10 @@ class TrainingLoop:
                 feeding.result()
             await main
         finally:
-            for task in (feeding, main, self._push, self._evaluation):
-                if task is not None:
-                    task.cancel()
-            await asyncio.gather(
-                *(t for t in (feeding, main, self._push, self._evaluation) if t is not None), return_exceptions=True
-            )
+            tasks = [task for task in (feeding, main, self._push) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, self._evaluations.close(), return_exceptions=True)
 
     async def _run(self) -> None:
         config, progress = self._config, self.progress
@@ -145,7 +152,7 @@ class TrainingLoop:
             return
         if self.progress.step == 0:
             await self._pushed()
-            await self._evaluate("start")
+            await self._evaluate_now("start")
 
     def _wants(self, label: str) -> bool:
         return bool(self._parts.eval_prompts) and not any(e["label"] == label for e in self.progress.evaluations)
@@ -161,7 +168,8 @@ class TrainingLoop:
         self.phase = Phase.STEPPING
         groups = intake.groups
         if entry is None:
-            entry = intake.entry(step=step, version=version, seed=self._config.seed)
+            max_age = self._config.staleness.max_age
+            entry = intake.entry(step=step, version=version, seed=self._config.seed, max_age=max_age)
             await asyncio.to_thread(self._parts.journal.append, entry)
             reached(Milestone.JOURNALED)
         result = await self._update(groups, step, entry.seed) if groups else Update(False, {})
@@ -192,7 +200,7 @@ class TrainingLoop:
             **result.metrics,
         }
         add_step(self.progress.totals, record)
-        self._last = record
+        self._last, self._stepped = record, time.monotonic()
         # Before the checkpoint, after which no start would do the step again and write its line.
         self._parts.metrics.step(record)
         await self._checkpoint_if_due()
@@ -211,8 +219,9 @@ class TrainingLoop:
                 stall_s=config.stall_s,
                 starvation=self._starvation,
                 stopped=self._ends,
+                vocabulary=parts.vocabulary,
             )
-        return await recollect(parts.queue, parts.token, entry, config.staleness)
+        return await recollect(parts.queue, parts.token, entry, config.staleness, vocabulary=parts.vocabulary)
 
     def _version(self) -> int:
         """By which the age of samples is judged.
@@ -310,7 +319,7 @@ class TrainingLoop:
             evaluations=tuple(progress.evaluations),
             ledger=asdict(await parts.queue.ledger()),
         )
-        await parts.checkpoints.save(state, self._write_checkpoint)
+        await parts.checkpoints.save(state, self._write_checkpoint, self._confirm_writer)
         await parts.queue.settle(parts.token, state.settled_ids, GroupState.TRAINED)
         reached(Milestone.SETTLED)
         progress.checkpointed_step = progress.step
@@ -324,58 +333,31 @@ class TrainingLoop:
     async def _write_checkpoint(self, directory: Path) -> None:
         await self._parts.workers.save(directory, bucket_bytes=self._config.push.bucket_bytes)
 
+    async def _confirm_writer(self) -> None:
+        """Raises Fenced."""
+        await self._parts.queue.renew_writer(self._parts.token, ttl_s=self._config.writer_ttl_s)
+
     async def _evaluate_if_due(self) -> None:
-        """Overlaps with training, by a replica held at this version; skipped while the one before is unfinished."""
-        every, step = self._config.evaluation.every, self.progress.step
-        idle = (self._evaluation is None or self._evaluation.done()) and not self._stopping.is_set()
-        if every and step % every == 0 and step < self._config.steps and self._parts.eval_prompts and idle:
+        if self._evaluations.due:
             await self._pushed()  # a replica can be held at a version that it has
-            pin = await self._parts.holder.hold(self.progress.version)
-            self._evaluation = asyncio.create_task(self._evaluate_held(f"step-{step}", pin))
+            await self._evaluations.begin()
 
-    async def _evaluate_held(self, label: str, pin: Pin | None) -> None:
-        async with self._parts.holder.holding(pin):
-            await self._evaluate(label)
-
-    async def _evaluate(self, label: str) -> None:
-        outcome: Evaluation | None = await self._unless_stopped(label)
-        if outcome is not None:
-            self.progress.evaluations.append(outcome.record())
-            self._parts.metrics.evaluation(outcome.record())
-
-    async def _unless_stopped(self, label: str) -> Evaluation | None:
-        self.phase = Phase.EVALUATING if label in ("start", "end") else self.phase
-        running = asyncio.create_task(
-            evaluate(
-                self._parts.queue,
-                self._parts.eval_prompts,
-                self._config,
-                session=self._parts.token,
-                label=label,
-                step=self.progress.step,
-            )
-        )
-        stopping = asyncio.create_task(self._stopping.wait())
-        try:
-            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            return running.result() if running.done() else None
-        finally:
-            running.cancel()
-            stopping.cancel()
-            await asyncio.gather(running, stopping, return_exceptions=True)
+    async def _evaluate_now(self, label: str) -> None:
+        self.phase = Phase.EVALUATING
+        await self._evaluations.now(label)
 
     async def _finish(self) -> None:
         await self._pushed()
-        if self._evaluation is not None and not self._stopping.is_set():
-            await self._evaluation
-            await self._parts.holder.rejoined(self.progress.version, patience_s=self._config.push.deadline_s)
+        # Before the evaluation, which takes for ever where no replica is left.
         if self.progress.step != self.progress.checkpointed_step:
             await self._checkpoint()
+        self.phase = Phase.EVALUATING
+        await self._evaluations.finished()
         complete = self.progress.step >= self._config.steps and not self._stopping.is_set()
         if complete and self._parts.eval_prompts:
             await self._parts.queue.set_gate(self._parts.token, batch_groups=0, eta=0)
             self.progress.evaluations = [e for e in self.progress.evaluations if e["label"] != "end"]
-            await self._evaluate("end")
+            await self._evaluate_now("end")
         await self._write_summary()
         self.phase = Phase.DONE
 

@@ -39,8 +39,8 @@ async def repeatable(queue: RolloutQueue, entries: Sequence[JournalEntry]) -> li
 def settled_by_checkpoint(statuses: Sequence[GroupStatus | None]) -> bool:
     """Whether a checkpoint contained the step of these groups; None is one whose record has expired.
 
-    A step that was skipped settles all of its groups as dead without any checkpoint: it is repeated as an empty one, so
-    that every later step keeps its number.
+    A step that was skipped settles all of its groups as dead without any checkpoint, and a repetition may drop all of
+    them as stale: it is repeated as an empty one, so that every later step keeps its number.
     """
     states = {None if status is None else status.state for status in statuses}
-    return GroupState.EXPERIENCE not in states and not states <= {GroupState.DEAD}
+    return GroupState.EXPERIENCE not in states and not states <= {GroupState.DEAD, GroupState.STALE}

@@ -89,5 +89,4 @@ def canary_prompts(recording: Recording, *, vocabulary: int | None) -> list[Prom
 
 
 def _largest_token(experience: Experience) -> int:
-    segments = [segment for sample in experience.group.samples_G for segment in sample.segments]
-    return max(int(ids.max()) for segment in segments for ids in (segment.prompt_ids_P, segment.response_ids_T))
+    return max(segment.largest_id for sample in experience.group.samples_G for segment in sample.segments)

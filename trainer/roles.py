@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from rollout.errors import NightshiftError
 from trainer.config import Role, WorkersConfig
@@ -19,6 +19,9 @@ from trainer.errors import WorkerDied
 from trainer.placement import Place
 from trainer.worker import actor_class
 from trainer.worker_log import WorkerLog
+
+_GRACE_S = 10.0
+"""A dead rank makes the others fail sooner than Ray tells of it; one that raised leaves them waiting for minutes."""
 
 
 class RoleGroup:
@@ -32,15 +35,18 @@ class RoleGroup:
 
     @classmethod
     def create(cls, role: Role, workers: WorkersConfig, place: Place) -> "RoleGroup":
-        """Start the processes of every rank."""
-        actors = [
-            actor_class(role)
-            .options(name=None, runtime_env={"env_vars": _environment(workers)}, **place.options(rank, workers))
-            .remote(rank, workers.world_size, workers.threads)
-            for rank in range(workers.world_size)
-        ]
+        """Start the processes of every rank: all, or none and the place is left."""
         place.enter()
-        return cls(role, actors, place)
+        group = cls(role, [], place)
+        try:
+            for rank in range(workers.world_size):
+                options = {"runtime_env": {"env_vars": _environment(workers)}, **place.options(rank, workers)}
+                actor = actor_class(role).options(name=None, **options)
+                group._actors.append(actor.remote(rank, workers.world_size, workers.threads))
+        except BaseException:
+            group.close()
+            raise
+        return group
 
     async def find_logs(self) -> None:
         """Ask every rank where its log is, to show the end of it when the process is gone. Raises WorkerDied."""
@@ -64,9 +70,7 @@ class RoleGroup:
         return (await self._gather([getattr(self._actors[rank], method).remote(*args)], first_rank=rank))[0]
 
     async def _gather(self, refs: Sequence[Any], first_rank: int = 0) -> list[Any]:
-        waiting = [asyncio.ensure_future(_awaited(ref)) for ref in refs]
-        await _first_of_our_errors(waiting)
-        results = await asyncio.gather(*waiting, return_exceptions=True)
+        results = await answers([asyncio.ensure_future(_awaited(ref)) for ref in refs], grace_s=_GRACE_S)
         # A dead rank makes the others fail in their collectives: name the cause, not its consequences.
         errors = [(first_rank + i, r) for i, r in enumerate(results) if isinstance(r, BaseException)]
         for rank, error in errors:
@@ -76,10 +80,9 @@ class RoleGroup:
                     + (self._logs[rank].end() if self._logs else "")
                 ) from error
         for rank, error in errors:
-            if isinstance(error, RayTaskError):
-                cause = error.cause
-                if isinstance(cause, NightshiftError):
-                    raise cause from None
+            if isinstance(error, RayTaskError) and isinstance(error.cause, NightshiftError):
+                raise error.cause from None
+            if isinstance(error, RayError):
                 raise WorkerDied(f"{self.role} worker {rank} of {self.world_size} failed: {error}") from error
             raise error
         return results
@@ -91,14 +94,21 @@ class RoleGroup:
         self._place.leave()
 
 
-async def _first_of_our_errors(waiting: Sequence["asyncio.Future[Any]"]) -> None:
-    """Raises the NightshiftError of a rank without waiting for others, which may wait for that rank in a collective."""
+async def answers(waiting: Sequence["asyncio.Future[Any]"], *, grace_s: float) -> list[Any]:
+    """What each rank answers or raises; None for one that is silent `grace_s` after another has failed.
+
+    Raises the NightshiftError of a rank at once: the others may wait for that rank in a collective.
+    """
     for one in waiting:
         one.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else may ask
     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
     for error in (one.exception() for one in done):
         if isinstance(error, RayTaskError) and isinstance(error.cause, NightshiftError):
             raise error.cause from None
+    _, silent = await asyncio.wait(waiting, timeout=grace_s)
+    for one in silent:
+        one.cancel()
+    return [None if one in silent else one.exception() or one.result() for one in waiting]
 
 
 def _environment(workers: WorkersConfig) -> dict[str, str]:

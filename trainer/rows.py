@@ -131,8 +131,10 @@ def _bare(groups: Sequence[FreshGroup], same_weights: Set[int]) -> tuple[list[Ro
 def _reward(experience: Experience, sample: int, algorithm: AlgorithmConfig) -> float:
     reward = experience.group.rewards_G[sample]
     if algorithm.overlong_buffer:
+        # max_tokens bounds what the policy samples; what a tool answered in between is not of its making.
+        sampled = sum(int(segment.loss_mask_T.sum()) for segment in experience.group.samples_G[sample].segments)
         reward += algorithm.overlong_penalty * overlong_reward(
-            experience.group.samples_G[sample].num_response_tokens,
+            sampled,
             max_tokens=experience.request.sampling.max_tokens,
             buffer=algorithm.overlong_buffer,
         )
@@ -140,7 +142,7 @@ def _reward(experience: Experience, sample: int, algorithm: AlgorithmConfig) -> 
 
 
 def _penalties(rows: Sequence[Row], algorithm: AlgorithmConfig) -> list[torch.Tensor] | None:
-    if not rows or algorithm.kl_in != "reward" or algorithm.kl_coef == 0:
+    if not rows or not algorithm.kl_in_reward:
         return None
     return [
         algorithm.kl_coef

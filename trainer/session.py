@@ -74,6 +74,10 @@ async def train(
     from trainer.workers import packing_settled, start_workers
 
     checkpoint = inputs.checkpoint
+    health = HealthServer(config.health_port)
+    if config.health_port:  # before the workers load, which takes minutes where the model is large
+        await health.start()
+        stack.push_async_callback(health.close)
     await claim.board.register_run(config.fleet, config.run)
     await claim.board.attach(config.fleet, config.run, claim.token)
     if checkpoint is not None:
@@ -86,10 +90,7 @@ async def train(
     await holder.let_go()  # of a replica that a killed session held
     parts = _parts(stack, config, claim, inputs, feed, workers=workers, holder=holder)
     loop = TrainingLoop(config, parts, checkpoint.state if checkpoint else None)
-    if config.health_port:
-        health = HealthServer(config.health_port, loop.status)
-        await health.start()
-        stack.push_async_callback(health.close)
+    health.status = loop.status
     signals.stop = loop.stop
     try:
         await loop.run()
@@ -111,6 +112,7 @@ def _parts(
     from trainer.journal import Journal
     from trainer.loop import Parts
     from trainer.metrics import MetricsLog
+    from trainer.models import vocabulary_size
 
     journal, metrics = Journal(config.run_dir / "journal.jsonl"), MetricsLog(config.run_dir)
     stack.callback(journal.close)
@@ -126,6 +128,7 @@ def _parts(
         metrics=metrics,
         eval_prompts=inputs.eval_prompts,
         holder=holder,
+        vocabulary=vocabulary_size(config.model.path),
     )
 
 

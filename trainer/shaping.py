@@ -14,7 +14,7 @@ _SPREAD = 1e-6
 def overlong_reward(length: int, *, max_tokens: int, buffer: int) -> float:
     """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13), in [-1, 0].
 
-    0 up to max_tokens - buffer response tokens, from there linearly down to -1 at max_tokens. buffer >= 1.
+    0 up to max_tokens - buffer sampled tokens, from there linearly down to -1 at max_tokens. buffer >= 1.
     """
     return min(0.0, max(-1.0, (max_tokens - buffer - length) / buffer))
 

@@ -49,7 +49,8 @@ def summarise(
 
     `reward_before` and `reward_after` are the evaluations labelled start and end; `pushes` are the newest ones alone
     (all: pushes.jsonl); `tokens_generated` are those of the groups in trained batches, `tokens_stale` those of groups
-    dropped whole; `lost_steps` were trained into a checkpoint that could not be read later.
+    dropped whole; `lost_steps` were trained into a checkpoint that could not be read later; `failed_evaluations` are of
+    those while training went on.
     """
     by_label = {evaluation["label"]: evaluation for evaluation in evaluations}
     return {
@@ -71,6 +72,7 @@ def summarise(
         "tokens_stale": int(totals.get("stale_tokens", 0)),
         "skipped_steps": int(totals.get("skipped_steps", 0)),
         "lost_steps": int(totals.get("lost_steps", 0)),
+        "failed_evaluations": int(totals.get("failed_evaluations", 0)),
         "staleness": {k.removeprefix("age:"): int(v) for k, v in sorted(totals.items()) if k.startswith("age:")},
         "seconds": {k.removeprefix("seconds:"): round(v, 4) for k, v in totals.items() if k.startswith("seconds:")},
         "wall_s": round(wall_s, 3),

@@ -10,7 +10,7 @@ from deploy.demo.options import DemoOptions
 FULL_STEPS = 40
 """Shorter runs of the demo as it is are not expected to have learnt the task, only to work."""
 FULL_PUSHES = 20
-STEPS = 60
+STEPS = 50
 """Of a demo that is not told otherwise."""
 FULL_WALL_S = 480.0
 """Of so many steps at most, set-up excepted."""

@@ -16,7 +16,8 @@ BATCH_GROUPS = 32
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 _TEMPLATE = """\
-# Written by `nightshift demo`. The same file works with `nightshift serve` and `nightshift train`.
+# Written by `nightshift demo`, without the flags it was given. The same file works with `nightshift serve` and
+# `nightshift train`; where there is a recipe.toml beside it, `train` takes that too: -c nightshift.toml -c recipe.toml.
 run = {run}
 fleet_name = "demo"
 state_dir = {state_dir}
@@ -141,7 +142,9 @@ def _toml(directory: Path, models: Models, recipe: Recipe | None, *, prompts: tu
 def _load(directory: Path, files: Sequence[Path], recipe: Recipe | None, flags: Sequence[str]) -> NightshiftConfig:
     config = load(files, flags) if recipe is None else _with_recipe(files, recipe, flags)
     config.fleet_config()
-    run_dir = config.train_config().run_dir
+    train = config.train_config()
+    train.check_engines_load()
+    run_dir = train.run_dir
     if run_dir.resolve() != directory.resolve():
         raise ConfigError(
             f"run={config.run} and train.runs_dir={run_dir.parent} put the run into {run_dir}, but the demo lives in"

@@ -2,18 +2,22 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from rollout.config import RedisConfig
+from rollout.errors import StoreUnavailable
 from rollout.local_board import LocalBoard
 from rollout.memory_queue import MemoryQueue
 from rollout.prompts import read_prompts
+from rollout.queue import Submission
 from rollout.types import (
     FinishReason,
     Group,
@@ -27,7 +31,7 @@ from rollout.types import (
 )
 from tests.replay_kit import kill_at
 from tests.tiny_models import build_policy
-from tests.trainer_kit import metrics, train_config
+from tests.trainer_kit import metrics, train_config, write_prompts
 from trainer import in_process, milestone
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig, WorkersConfig
@@ -63,18 +67,19 @@ class Groups:
 class LiveRun:
     """One run whose queue and board outlive its sessions, as those of a server do."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, *, eval_prompts: int = 0) -> None:
         self.config = config
         self.queue, self.board = MemoryQueue(config.run), LocalBoard()
         self.checkpoints = CheckpointStore(config.run_dir / "checkpoints", keep=2)
         self.groups = Groups()
         tokenise = Tokenise(load_tokenizer(config.model.path))
         self._prompts = read_prompts(config.prompts.train, tokenise, max_prompt_tokens=64)
+        self._eval_prompts = self._prompts[:eval_prompts]
 
     async def session(self, stack: AsyncExitStack) -> tuple[Feeder, "asyncio.Task[None]"]:
         """What the daemon does once it has connected; the workers live as long as the stack."""
         token = await self.queue.acquire_writer("trainer", ttl_s=600)
-        inputs = Inputs(self._prompts, [], self.checkpoints, self.checkpoints.newest())
+        inputs = Inputs(self._prompts, self._eval_prompts, self.checkpoints, self.checkpoints.newest())
         claim = Claim(self.queue, self.board, token)
         feeder = Feeder(self.queue, self._prompts, self.config, cursor=inputs.cursor)
         signals = Signals()
@@ -83,12 +88,12 @@ class LiveRun:
 
 
 @asynccontextmanager
-async def engine(run: LiveRun) -> AsyncIterator[None]:
+async def engine(run: LiveRun, purposes: Sequence[Purpose] = (Purpose.TRAIN,)) -> AsyncIterator[None]:
     """Answers with random tokens drawn from torch's own generator, whose state is part of a checkpoint."""
 
     async def generate() -> None:
         while True:
-            for lease in await run.queue.lease("engine", count=2, lease_s=60, purposes=[Purpose.TRAIN]):
+            for lease in await run.queue.lease("engine", count=2, lease_s=60, purposes=purposes):
                 current = await run.board.current(run.config.run)
                 await run.queue.complete(lease, a_group(lease.request, current.version if current else 0))
             await asyncio.sleep(0.002)
@@ -209,3 +214,59 @@ async def test_a_live_run_that_crashed_loses_and_repeats_no_group(
     assert (ledger.balance, ledger.trained) == (0, len(ids))
     versions = [line["published_version"] for line in metrics(run.config.run_dir)]
     assert versions == sorted(set(versions))
+
+
+def evaluated(tmp_path: Path, every: int) -> LiveRun:
+    model = build_policy(tmp_path / "model", "qwen3_tied")
+    prompts = {name: write_prompts(tmp_path / f"{name}.jsonl") for name in ("train", "eval")}
+    settings = {"steps": 8, "checkpoint": {"every": 5}, "evaluation": {"every": every}, "prompts": prompts}
+    config = train_config(tmp_path, RedisConfig(), "held-out", model, **settings)
+    return LiveRun(config, eval_prompts=4)
+
+
+def summary_of(run: LiveRun) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((run.config.run_dir / "summary.json").read_text())
+    return summary
+
+
+async def test_the_last_steps_are_checkpointed_while_nothing_answers_the_last_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = evaluated(tmp_path, every=6)
+    started, settled = asyncio.Event(), asyncio.Event()
+    observers = kill_at(Milestone.JOURNALED, 1, started.set), kill_at(Milestone.SETTLED, 2, settled.set)
+    monkeypatch.setattr(milestone, "observer", lambda at: [observe(at) for observe in observers])
+    async with AsyncExitStack() as stack, engine(run):
+        _, training = await run.session(stack)
+        async with asyncio.timeout(60):
+            async with engine(run, [Purpose.EVAL]):
+                await started.wait()
+            await settled.wait()
+            assert newest(run).state.step == 8
+            assert not training.done()
+            async with engine(run, [Purpose.EVAL]):
+                await training
+    summary = summary_of(run)
+    assert [one["label"] for one in summary["evaluations"]] == ["start", "step-6", "end"]
+    assert summary["failed_evaluations"] == 0
+
+
+class Refusing(MemoryQueue):
+    """Takes no evaluation while training goes on."""
+
+    async def submit(self, *args: Any, idempotency_key: str | None = None, **kwargs: Any) -> Submission:
+        if idempotency_key and ":step-" in idempotency_key:
+            raise StoreUnavailable("no answer")
+        return await super().submit(*args, idempotency_key=idempotency_key, **kwargs)
+
+
+async def test_evaluations_that_fail_are_counted_and_end_no_run(tmp_path: Path) -> None:
+    run = evaluated(tmp_path, every=3)
+    run.queue = Refusing(run.config.run)
+    async with AsyncExitStack() as stack, engine(run, list(Purpose)):
+        _, training = await run.session(stack)
+        await training
+    summary = summary_of(run)
+    assert newest(run).state.step == summary["step"] == 8
+    assert [one["label"] for one in summary["evaluations"]] == ["start", "end"]
+    assert summary["failed_evaluations"] == 2

@@ -260,7 +260,7 @@ async def test_a_run_keeps_to_an_adapter_or_to_whole_weights(tmp_path: Path, mod
 
 async def test_a_live_run_publishes_what_its_engines_can_load(tmp_path: Path, model_dir: Path, recording: Path) -> None:
     config = replay_config(tmp_path, model_dir, "run", recording, lora={"publish": "adapter"})
-    with pytest.raises(ConfigError, match=r"lora.publish=adapter, but engines load whole weights"):
+    with pytest.raises(ConfigError, match=r"lora.publish=adapter without replay, but engines load whole weights"):
         await daemon._session(config.model_copy(update={"replay": None}))
 
 

@@ -107,8 +107,9 @@ async def test_a_key_used_twice_gives_the_same_groups_and_another_body_a_conflic
     found = await asyncio.gather(*calls)
     assert len({s.id for s in found}) == 1
     assert [s.created for s in found].count(True) == 1
-    with pytest.raises(IdempotencyConflict, match="'k'"):
+    with pytest.raises(IdempotencyConflict, match="'k'") as conflict:
         await queue.submit([a_request(3)], idempotency_key="k")
+    assert conflict.value.submission_id == found[0].id
     assert (await queue.ledger()).accepted == 2
 
 

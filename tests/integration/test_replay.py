@@ -226,6 +226,18 @@ async def test_other_settings_resume_exactly_too(
     assert result_of(killed) == result_of(whole)
 
 
+async def test_a_group_with_a_token_that_the_model_lacks_ends_dead_and_the_others_are_trained(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.replay._CANARY_GROUPS", 3)
+    recording = write_recording(tmp_path / "foreign.rec", foreign=[4])
+    config = replay_config(tmp_path, model_dir, "foreign", recording, steps=2)
+    await replay(config)
+    lines = [json.loads(line) for line in (config.run_dir / "journal.jsonl").read_text().splitlines()]
+    assert [group for line in lines for group in line["dead_ids"]] == ["0004-0"]
+    assert [line["applied"] for line in metrics(config.run_dir)] == [True, True]
+
+
 class Refusing(RewardCore):
     """Cannot score responses of two tokens."""
 

@@ -18,6 +18,7 @@ from trainer.batch import by_row, make_batch
 from trainer.config import CriticConfig, RewardModelConfig, WorkersConfig
 from trainer.critic import CriticSpec
 from trainer.errors import WorkerDied
+from trainer.placement import Place
 from trainer.ray_groups import RayGroups
 from trainer.reward_model import RewardCore, RewardModelSpec
 from trainer.transcript import Transcript
@@ -95,6 +96,29 @@ async def test_colocated_groups_share_a_bundle_a_rank_until_the_last_has_ended(
     reference.close()
     assert len(created()) == 1
     reward.close()
+    await all_freed()
+
+
+async def test_a_group_that_cannot_be_created_whole_leaves_its_place(
+    ray_address: str, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers, groups, options = WorkersConfig(world_size=2, cpus=0.1), RayGroups(), Place.options
+
+    def of_the_first_rank(place: Place, rank: int, workers: WorkersConfig) -> dict[str, Any]:
+        if rank == 1:
+            raise RuntimeError("no second rank")
+        return options(place, rank, workers)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, "options", of_the_first_rank)
+        with pytest.raises(RuntimeError, match="no second rank"):
+            await groups.start_reference(workers, model_dir)
+    await all_freed()
+    (await groups.start_reference(workers, model_dir)).close()
+    await all_freed()
+
+
+async def all_freed() -> None:
     async with asyncio.timeout(30):
         while True:
             if not created():

@@ -255,6 +255,9 @@ async def test_a_checkpoint_that_an_earlier_trainer_wrote_while_this_one_waited_
     async def write(directory: Path) -> None:
         (directory / "policy" / "model.safetensors").write_bytes(b"weights")
 
+    async def confirmed() -> None:
+        pass
+
     monkeypatch.setattr(daemon_module, "joined_ray", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(daemon_module, "train", train)
     queue = RedisQueue(redis_store, config.run)
@@ -262,10 +265,10 @@ async def test_a_checkpoint_that_an_earlier_trainer_wrote_while_this_one_waited_
     refused = asyncio.Event()
     monkeypatch.setattr(daemon_module.log, "info", lambda *_, **__: refused.set())
     checkpoints = CheckpointStore(config.run_dir / "checkpoints", keep=1)
-    await checkpoints.save(TrainerState(2, 0, 2), write)
+    await checkpoints.save(TrainerState(2, 0, 2), write, confirmed)
     session = asyncio.create_task(daemon_module._session(config))
     await asyncio.wait_for(refused.wait(), 20)
-    await checkpoints.save(TrainerState(4, 0, 4), write)
+    await checkpoints.save(TrainerState(4, 0, 4), write, confirmed)
     await queue.release_writer(token)
     assert await asyncio.wait_for(session, 20) == 0
     assert resumed == [4]
@@ -357,12 +360,12 @@ async def test_two_ranks_with_a_reference_and_overlapped_evaluation(
     async with running(simulated(redis_store, config)):
         daemon = Daemon(config, tmp_path)
         try:
+            url = f"http://127.0.0.1:{config.health_port}"
+            assert json.loads(await answered(f"{url}/status", daemon))["phase"] == "starting"
             await steps_reached(config.run_dir, 1, daemon)
-            status = await asyncio.to_thread(fetch, f"http://127.0.0.1:{config.health_port}/status")
-            assert json.loads(status)["run"] == "reference"
-            assert "nightshift_trainer_step " in await asyncio.to_thread(
-                fetch, f"http://127.0.0.1:{config.health_port}/metrics"
-            )
+            assert json.loads(await answered(f"{url}/status", daemon))["run"] == "reference"
+            page = await answered(f"{url}/metrics", daemon)
+            assert all(f"nightshift_trainer_{name} " in page for name in ("step", "step_age_seconds", "skipped_steps"))
             assert await daemon.exit_code() == 0, daemon.output
         finally:
             daemon.end()
@@ -378,6 +381,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+async def answered(url: str, daemon: Daemon) -> str:
+    """Once the daemon listens."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(OSError):
+                return await asyncio.to_thread(fetch, url)
+            assert daemon.alive, daemon.output
+            await asyncio.sleep(0.05)
 
 
 def fetch(url: str) -> str:

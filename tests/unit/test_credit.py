@@ -103,6 +103,14 @@ def test_a_response_that_comes_close_to_the_limit_loses_reward() -> None:
     assert advantages(rows_of([fresh(1.0, 1.0)], same_weights={0}, algorithm=algorithm)) == [0.125, -0.125]
 
 
+def test_what_a_tool_answered_does_not_make_a_response_long() -> None:
+    group = fresh(1.0, 1.0)
+    group.experience.group.samples_G[1].segments[0].loss_mask_T[:3] = 0
+    algorithm = AlgorithmConfig(advantage="dr_grpo", overlong_buffer=2, overlong_penalty=0.5)
+    # Of four tokens the second sample's policy chose one; the first sample, of three, uses half the buffer.
+    assert advantages(rows_of([group], same_weights={0}, algorithm=algorithm)) == [-0.125, 0.125]
+
+
 def test_a_kl_in_the_reward_is_of_the_recorded_logprobs_to_the_references() -> None:
     algorithm = AlgorithmConfig(advantage="dr_grpo", kl_in="reward", kl_estimator="k1", kl_coef=0.1)
     groups = [fresh(1.0, 1.0)]

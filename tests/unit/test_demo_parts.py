@@ -111,8 +111,8 @@ def _checkpoint(sampled_gap: float | None) -> dict[str, Any]:
 def _report(**changes: Any) -> dict[str, Any]:
     users = {"requests": 5, "failed": 0}
     return {
-        "steps": 60,
-        "verified_versions": 61,
+        "steps": 50,
+        "verified_versions": 51,
         "largest_canary_gap": 0.001,
         "unverified_pushes": 0,
         "missing_pushes": 0,
@@ -151,7 +151,7 @@ def _missed(report: dict[str, Any], learning: Learning = PLAIN) -> list[str]:
         ({"collective_share": 0.0}, ["collective_share"]),
         ({"collective_share": None}, []),
         ({"wall_s": {"total": 481.0}}, ["wall_s"]),
-        ({"steps": 61, "wall_s": {"total": 481.0}}, []),
+        ({"steps": 51, "wall_s": {"total": 481.0}}, []),
         ({"failed_evaluation_groups": 1}, ["failed_evaluation_groups"]),
         ({"checkpoint": _checkpoint(0.031)}, ["checkpoint_sampled_gap"]),
         ({"checkpoint": _checkpoint(None)}, ["checkpoint_sampled_gap"]),
@@ -193,7 +193,7 @@ def test_a_run_by_a_recipe_is_judged_by_how_far_the_reward_rises(changes: dict[s
 
 def test_a_recipe_without_a_greedy_goal_is_judged_by_samples_alone() -> None:
     ends = {"reward_before": {"sampled": 0.3, "greedy": 0.9}, "reward_after": {"sampled": 0.5, "greedy": 0.9}}
-    assert _missed(_report(**ends), of_recipe(DemoOptions(), 60)) == []
+    assert _missed(_report(**ends), of_recipe(DemoOptions(), 50)) == []
 
 
 def test_report_has_no_gap_where_the_engines_reward_is_unknown() -> None:

@@ -50,6 +50,7 @@ ROLLOUT_BODIES = [
     pytest.param(submit(sampling={"max_tokens": 33}), 422, ["sampling.max_tokens", "33", "32"], id="max_tokens"),
     pytest.param(submit(sampling={"max_tokens": 0}), 422, ["sampling.max_tokens", "0"], id="max_tokens zero"),
     pytest.param(submit(sampling={"temperature": -1}), 422, ["sampling.temperature", "-1"], id="temperature"),
+    pytest.param(submit(sampling={"temperature": 0.005}), 422, ["sampling.temperature", "0.005", "0.01"], id="cold"),
     pytest.param(submit(sampling={"temperature": 2.5}), 422, ["sampling.temperature", "2.5", "equal to 2"], id="hot"),
     pytest.param(submit(prompts=["w " * 64], sampling=...), 422, ["prompts", "64", "max_model_len"], id="no room"),
     pytest.param(submit(sampling={"top_p": 0}), 422, ["sampling.top_p", "0"], id="top_p"),

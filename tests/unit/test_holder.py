@@ -97,6 +97,21 @@ async def test_a_replica_that_does_not_answer_is_not_waited_for(monkeypatch: pyt
         assert await board.pinned("fleet") is None
 
 
+async def test_a_replica_whose_answer_is_awaited_no_more_is_let_go() -> None:
+    board = LocalBoard()
+    async with beating(board, a_beat("a"), a_beat("b"), answers=lambda _: False):
+        holding = asyncio.create_task(a_holder(board).hold(3))
+        async with asyncio.timeout(20):
+            while True:
+                if await board.pinned("fleet") is not None:
+                    break
+                await asyncio.sleep(0.005)
+        holding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await holding
+        assert await board.pinned("fleet") is None
+
+
 async def test_a_hold_of_no_length_holds_nobody() -> None:
     board = LocalBoard()
     async with beating(board, a_beat("a"), a_beat("b"), answers=lambda _: True):

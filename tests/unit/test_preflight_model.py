@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.preflight import check_model
+from deploy.preflight import check_model, check_models
 from rollout.errors import ConfigError
+from trainer.config import TrainConfig
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
@@ -73,3 +74,34 @@ def test_a_header_that_describes_no_tensors_is_refused(model: Path, header: obje
     (model / "model.safetensors").write_bytes(shard(header=header))
     with pytest.raises(ConfigError, match="is not a safetensors file"):
         check_model(model)
+
+
+@pytest.mark.parametrize(
+    ("tables", "knob"),
+    [
+        ({"critic": {"path": "none"}, "algorithm": {"advantage": "gae"}}, "train.critic.path=none"),
+        ({"reward_model": {"path": "none"}}, "train.reward_model.path=none"),
+    ],
+)
+def test_every_model_of_a_trainer_is_looked_at_before_anything_starts(
+    model: Path, tables: dict[str, object], knob: str
+) -> None:
+    (model / FIRST).write_bytes(shard())
+    train = {"model": {"path": model}, "prompts": {"train": "p.jsonl"}, "reward": {"name": "contains"}, **tables}
+    with pytest.raises(ConfigError, match=f"^{knob}: no such directory"):
+        check_models(TrainConfig.model_validate(train))
+
+
+def test_a_critic_needs_no_tokenizer_of_its_own(model: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    critic = tmp_path_factory.mktemp("critic")
+    for directory in (model, critic):
+        (directory / FIRST).write_bytes(shard())
+    (critic / "config.json").write_bytes((model / "config.json").read_bytes())
+    train = {
+        "model": {"path": model},
+        "prompts": {"train": "p.jsonl"},
+        "reward": {"name": "contains"},
+        "algorithm": {"advantage": "gae"},
+        "critic": {"path": critic},
+    }
+    check_models(TrainConfig.model_validate(train))

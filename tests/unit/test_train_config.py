@@ -20,7 +20,8 @@ BASE: dict[str, Any] = {
         ({"sampling": {"n": 1}, "staleness": {"min_group_samples": 1}}, "grpo compares samples"),
         ({"sampling": {"top_p": 0.9}}, r"top_p=0.9, top_k=0: training needs top_p=1"),
         ({"sampling": {"top_k": 5}}, r"top_k=5: training needs"),
-        ({"sampling": {"temperature": 0}}, "greater than 0"),
+        ({"sampling": {"temperature": 0}}, "sampling.temperature.*\n.*greater than or equal to 0.01"),
+        ({"sampling": {"temperature": 0.005}}, "greater than or equal to 0.01"),
         ({"sampling": {"temperature": 2.5}}, "less than or equal to 2"),
         ({"optimizer": {"betas": [0.9, 1.0]}}, r"betas\.1\n  Input should be less than 1"),
         ({"optimizer": {"betas": [-0.1, 0.9]}}, r"betas\.0\n  Input should be greater than or equal to 0"),
@@ -28,13 +29,17 @@ BASE: dict[str, Any] = {
         ({"stall_s": float("nan")}, "finite number"),
         ({"staleness": {"min_group_samples": 9}}, r"min_group_samples=9 is above sampling.n=8"),
         ({"workers": {"dtype": "bfloat16"}}, "needs zero_stage=1, 2 or 3"),
-        ({"workers": {"zero_stage": 4}}, "Input should be 0, 1, 2 or 3"),
+        ({"workers": {"zero_stage": 4}}, "less than or equal to 3"),
         ({"workers": {"offload_optimizer": True}}, "needs zero_stage=1, 2 or 3"),
         ({"push": {"backend": "nccl"}}, r"needs workers.device=cuda"),
         ({"push": {"op_timeout_s": 20}}, "must be above op_timeout_s=20"),
         ({"algorithm": {"clip_low": 1.0}}, "less than 1"),
-        ({"algorithm": {"kl_estimator": "k1"}}, "its gradient's expectation is 0: use k2 or k3"),
-        ({"algorithm": {"kl_estimator": "k1"}}, "kl_estimator=k1 does nothing with kl_in=loss"),
+        ({"algorithm": {"kl_estimator": "k1", "kl_coef": 0.1}}, "its gradient's expectation is 0: use k2 or k3"),
+        ({"algorithm": {"kl_estimator": "k1", "kl_coef": 0.1}}, "kl_estimator=k1 does nothing with kl_in=loss"),
+        (
+            {"critic": {"workers": {"dtype": "bfloat16"}}, "algorithm": {"advantage": "gae"}},
+            r"critic\.workers\n.*dtype=bfloat16 needs zero_stage=1, 2 or 3",
+        ),
         ({"algorithm": {"advantage": "ppo"}}, r"algorithm.advantage\n  Input should be 'grpo', 'dr_grpo', 'rloo'"),
         ({"algorithm": {"loss": "ppo"}}, "Input should be 'ppo_clip', 'gspo' or 'cispo'"),
         ({"algorithm": {"correction": "is"}}, "Input should be 'none', 'tis', 'tis_sequence', 'icepop'"),
@@ -75,6 +80,18 @@ BASE: dict[str, Any] = {
             {"algorithm": {"overlong_buffer": 9}, "sampling": {"max_tokens": 8}},
             r"overlong_buffer=9 is above sampling.max_tokens=8",
         ),
+        (
+            {
+                "algorithm": {"advantage": "reinforce_pp"},
+                "batch_groups": 1,
+                "sampling": {"n": 1},
+                "staleness": {"min_group_samples": 1},
+            },
+            r"advantage=reinforce_pp .* batch_groups=1 x sampling.n=1",
+        ),
+        ({"evaluation": {"every": 5}}, r"evaluation.every=5 .* prompts.eval"),
+        ({"algorithm": {"kl_in": "reward"}}, r"kl_in=reward .* kl_coef=0"),
+        ({"staleness": {"min_group_samples": 1}}, r"min_group_samples=1 .* algorithm.advantage=grpo"),
         ({"steps": 0}, "greater than or equal to 1"),
         ({"stepz": 3}, "Extra inputs are not permitted"),
         ({"run": "Not A Name"}, "String should match"),
@@ -100,12 +117,32 @@ def test_a_method_that_compares_samples_needs_two_of_them(advantage: str) -> Non
         {"loss": "cispo", "correction": "behavior", "advantage": "rloo"},
         {"kl_estimator": "k1", "kl_in": "reward", "kl_coef": 0.01, "advantage": "reinforce_pp"},
         {"dynamic_sampling": True, "clip_high": 0.28, "overlong_buffer": 16, "dual_clip": 10.0},
+        {"kl_estimator": "k1"},
         {"correction": "decoupled", "ppo_epochs": 2, "minibatches": 4, "sequence_mask": "geometric"},
     ],
 )
 def test_a_combination_that_makes_sense_is_accepted(algorithm: dict[str, Any]) -> None:
     config = TrainConfig.model_validate({**BASE, "algorithm": algorithm})
     assert TrainConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"batch_groups": 2},
+        {"batch_groups": 1, "algorithm": {"advantage": "reinforce_pp", "kl_in": "reward", "kl_coef": 0.1}},
+        {"batch_groups": 1, "algorithm": {"advantage": "gae", "whiten_advantages": True}, "critic": {}},
+    ],
+)
+def test_one_sample_a_prompt_is_accepted_where_its_tokens_can_differ(change: dict[str, Any]) -> None:
+    one = {"sampling": {"n": 1}, "staleness": {"min_group_samples": 1}, "algorithm": {"advantage": "reinforce_pp"}}
+    assert TrainConfig.model_validate({**BASE, **one, **change}).sampling.n == 1
+
+
+@pytest.mark.parametrize("unused", [{"dtype": "bfloat16"}, {"offload_optimizer": True}])
+def test_workers_of_a_frozen_model_need_no_master_weights(unused: dict[str, Any]) -> None:
+    config = TrainConfig.model_validate({**BASE, "reward_model": {"path": "/models/rm", "workers": unused}})
+    assert config.group_workers["reward"].zero_stage == 0
 
 
 def test_a_critic_makes_gae_possible_and_runs_as_the_policy_does_unless_told_otherwise() -> None:

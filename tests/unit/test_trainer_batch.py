@@ -1,5 +1,7 @@
 """From groups to micro-batches: nothing lost, nothing counted twice, budgets kept."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -100,3 +102,37 @@ def test_values_that_are_not_finite_make_a_group_dead(bad: float) -> None:
     group.samples_G[0].segments[0].behavior_logprobs_T[0] = bad
     assert defect(Experience("g", request, group)) == "a behaviour logprob is not finite"
     assert defect(Experience("g", request, a_group())) is None
+
+
+def with_logprob(logprob: float) -> Experience:
+    group = a_group()
+    group.samples_G[0].segments[0].behavior_logprobs_T[0] = logprob
+    return Experience("g", a_request(), group)
+
+
+@pytest.mark.parametrize("bad", [0.01, 3.0, -2e4, -1e30])
+def test_a_number_that_no_engine_gives_as_a_logprob_makes_a_group_dead(bad: float) -> None:
+    reason = defect(with_logprob(bad))
+    assert reason is not None
+    assert reason.startswith(f"a behaviour logprob of {np.float32(bad):g} is outside [-10000, 0.001]")
+
+
+@pytest.mark.parametrize("good", [0.0, 1e-6, -120.0, -9999.0])
+def test_logprobs_of_certain_and_of_excluded_tokens_are_taken(good: float) -> None:
+    assert defect(with_logprob(good)) is None
+
+
+@pytest.mark.parametrize("bad", [1e308, -1e39, 2e15])
+def test_a_reward_too_large_to_average_makes_its_group_dead_and_not_the_batch(bad: float) -> None:
+    experience = Experience("g", a_request(), a_group(rewards=(1.0, bad)))
+    assert defect(experience) == f"a reward of {bad:g} is beyond 1e+15 either way"
+    largest = replace(experience, group=a_group(rewards=(-1e15, 1e15)))
+    assert defect(largest) is None
+    rows = rows_of([FreshGroup(largest, (True, True))], same_weights={0})
+    assert all(np.isfinite(row.advantage) for row in rows)
+
+
+@pytest.mark.parametrize(("vocabulary", "reason"), [(None, None), (4, None), (3, "token id 3 is not below 3")])
+def test_a_token_beyond_the_vocabulary_makes_a_group_dead(vocabulary: int | None, reason: str | None) -> None:
+    found = defect(Experience("g", a_request(), a_group()), vocabulary=vocabulary)
+    assert found == (reason and f"{reason}, the vocabulary size of model.path")

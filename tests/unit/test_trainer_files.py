@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from rollout.errors import Fenced
 from rollout.weights import version_dir
 from trainer import checkpoint
 from trainer.artefact import split_buckets
-from trainer.checkpoint import CheckpointStore, TrainerState
+from trainer.checkpoint import CheckpointStore, TrainerState, complete_checkpoints
 from trainer.errors import CheckpointError, ModelError
 from trainer.journal import Journal, JournalEntry, JournalError
 from trainer.metrics import MetricsLog, read_pushes
@@ -34,16 +35,16 @@ def test_a_journal_gives_back_its_entries_in_order(tmp_path: Path) -> None:
     assert Journal(tmp_path / "journal.jsonl").after(1) == [an_entry(2), an_entry(3)]
 
 
-def test_a_journal_keeps_what_dynamic_sampling_dropped_and_reads_entries_without_it(tmp_path: Path) -> None:
+def test_a_journal_keeps_what_decided_a_step_and_reads_entries_that_do_not_say(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
-    filtered = replace(an_entry(2), filtered_ids=("f",))
+    whole = replace(an_entry(2), filtered_ids=("f",), max_age=3)
     journal.append(an_entry(1))
-    journal.append(filtered)
+    journal.append(whole)
     journal.close()
     first, second = (tmp_path / "journal.jsonl").read_text().splitlines()
-    older = {key: value for key, value in json.loads(first).items() if key != "filtered_ids"}
+    older = {key: value for key, value in json.loads(first).items() if key not in {"filtered_ids", "max_age"}}
     (tmp_path / "journal.jsonl").write_text(f"{json.dumps(older)}\n{second}\n")
-    assert Journal(tmp_path / "journal.jsonl").after(0) == [an_entry(1), filtered]
+    assert Journal(tmp_path / "journal.jsonl").after(0) == [an_entry(1), whole]
 
 
 def test_a_torn_last_line_is_cut_off_and_overwritten(tmp_path: Path) -> None:
@@ -101,7 +102,11 @@ async def saved(store: CheckpointStore, *steps: int) -> None:
         (directory / "optimizer.safetensors").write_bytes(b"moments")
 
     for step in steps:
-        await store.save(TrainerState(step, 10 * step, step, settled_ids=("g",)), write)
+        await store.save(TrainerState(step, 10 * step, step, settled_ids=("g",)), write, confirmed)
+
+
+async def confirmed() -> None:
+    """Nobody else writes the run."""
 
 
 async def test_the_newest_checkpoint_is_resumed_and_old_ones_are_retired(tmp_path: Path) -> None:
@@ -154,10 +159,47 @@ async def test_a_crash_while_writing_leaves_the_checkpoint_before(tmp_path: Path
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        await store.save(TrainerState(2, 20, 2), crash)
+        await store.save(TrainerState(2, 20, 2), crash, confirmed)
     newest = store.newest()
     assert newest is not None
     assert newest.state.step == 1
+
+
+async def test_a_trainer_that_lost_the_run_places_no_checkpoint_and_removes_none(tmp_path: Path) -> None:
+    await saved(CheckpointStore(tmp_path, keep=2), 1, 7, 9)
+    store = CheckpointStore(tmp_path, keep=1)
+
+    async def fill(directory: Path) -> None:
+        (directory / "policy" / "model.safetensors").write_bytes(b"late")
+
+    async def lost() -> None:
+        raise Fenced("token 3 is not the writer; the newest is 4")
+
+    with pytest.raises(Fenced):
+        await store.save(TrainerState(8, 80, 8), fill, lost)
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["step-00000009", "step-00000007"]
+
+
+async def test_who_cancels_a_checkpoint_waits_until_nothing_moves_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placing, go_on, retire = threading.Event(), threading.Event(), CheckpointStore._retire
+
+    def slow_retire(store: CheckpointStore, *, newest: int) -> None:
+        placing.set()
+        assert go_on.wait(10)
+        retire(store, newest=newest)
+
+    monkeypatch.setattr(CheckpointStore, "_retire", slow_retire)
+    saving = asyncio.create_task(saved(CheckpointStore(tmp_path, keep=1), 1))
+    await asyncio.to_thread(placing.wait, 10)
+    saving.cancel()
+    await asyncio.sleep(0.05)
+    assert not saving.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await saving
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["step-00000001"]
 
 
 async def test_the_event_loop_goes_on_while_a_checkpoint_is_sealed(

@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
+
 from rollout.memory_queue import MemoryQueue
-from rollout.types import Experience, Purpose
+from rollout.types import Experience, GroupState, Purpose, Sampling
 from tests.queue_records import a_group, a_request
 from trainer.config import StalenessConfig
 from trainer.intake import Intake, add, collect, recollect
+from trainer.journal import JournalEntry
 from trainer.metrics import PushTotals, staleness_metrics
 from trainer.starvation import Starvation
 from trainer.summary import Totals, add_step, summarise
@@ -72,6 +75,18 @@ async def scored(*rewards: tuple[float, float]) -> tuple[MemoryQueue, int, list[
     return queue, token, list(ids)
 
 
+@pytest.mark.parametrize(("temperature", "dead"), [(0.0, True), (0.005, True), (0.01, False), (1.0, False)])
+async def test_what_an_engine_samples_at_another_temperature_than_asked_for_is_not_trained(
+    temperature: float, dead: bool
+) -> None:
+    (experience,) = await experiences(0)
+    request = replace(experience.request, sampling=replace(experience.request.sampling, temperature=temperature))
+    intake = Intake()
+    add(intake, replace(experience, request=request), version=0, staleness=StalenessConfig())
+    assert bool(intake.dead) == dead
+    assert all(f"temperature {temperature}" in reason for reason in intake.dead.values())
+
+
 FLAT, VARIED = (1.0, 1.0), (0.0, 1.0)
 
 
@@ -84,7 +99,7 @@ async def test_dynamic_sampling_replaces_groups_without_variance_and_the_ledger_
     assert (ledger.filtered, ledger.experience, ledger.balance) == (2, 2, 0)
     assert ledger == await queue.audit()
     assert staleness_metrics(intake)["filtered_groups"] == 2
-    entry = intake.entry(step=1, version=0, seed=7)
+    entry = intake.entry(step=1, version=0, seed=7, max_age=4)
     assert (entry.group_ids, entry.filtered_ids, entry.taken) == ((ids[1], ids[3]), (ids[0], ids[2]), 4)
     again = await recollect(queue, token, entry, StalenessConfig())
     assert [g.experience.group_id for g in again.groups] == [ids[1], ids[3]]
@@ -111,3 +126,46 @@ async def test_masked_samples_do_not_make_a_group_varied() -> None:
     mixed = replace(group, samples_G=(*group.samples_G[:2], old))
     add(intake, replace(one, group=mixed), version=5, staleness=StalenessConfig(max_age=1), max_filtered=1)
     assert intake.filtered_ids == [one.group_id]
+
+
+async def aged(*versions: int) -> tuple[MemoryQueue, int, list[str]]:
+    """Groups whose first sample is of version 5 and whose second is of the given one."""
+    queue = MemoryQueue("run")
+    token = await queue.acquire_writer("trainer", ttl_s=60)
+    ids = (await queue.submit([a_request(i) for i in range(len(versions))])).group_ids
+    leases = await queue.lease("engine", count=len(versions), lease_s=60, purposes=[Purpose.TRAIN])
+    for lease, version in zip(leases, versions, strict=True):
+        first, second = a_group(version=5).samples_G[0], a_group(version=version).samples_G[1]
+        await queue.complete(lease, replace(a_group(), samples_G=(first, second)))
+    return queue, token, list(ids)
+
+
+async def test_a_repeated_step_trains_what_it_trained_before_whatever_the_settings_became() -> None:
+    queue, token, ids = await aged(5, 3, 0)
+    intake = Intake()
+    before = StalenessConfig(max_age=2, min_group_samples=1)
+    for experience in await queue.lease_experience(token, count=3):
+        add(intake, experience, version=5, staleness=before)
+    entry = intake.entry(step=6, version=5, seed=7, max_age=before.max_age)
+    for after in (StalenessConfig(max_age=0), StalenessConfig(max_age=9, min_group_samples=2)):
+        again = await recollect(queue, token, entry, after)
+        assert [(g.experience.group_id, g.fresh_G) for g in again.groups] == [
+            (ids[0], (True, True)),
+            (ids[1], (True, True)),
+            (ids[2], (True, False)),
+        ]
+
+
+async def test_what_a_repeated_step_can_train_no_more_leaves_the_queue() -> None:
+    queue, token, ids = await aged(5, 0)
+    (lost,) = (await queue.submit([replace(a_request(), sampling=Sampling(max_tokens=4, temperature=0.0))])).group_ids
+    for lease in await queue.lease("engine", count=1, lease_s=60, purposes=[Purpose.TRAIN]):
+        await queue.complete(lease, a_group(version=5))
+    entry = JournalEntry(6, 5, (*ids, lost), (), (), seed=7)
+    again = await recollect(queue, token, entry, StalenessConfig(max_age=2, min_group_samples=2))
+    assert [g.experience.group_id for g in again.groups] == ids[:1]
+    assert [status and status.state for status in await queue.status([*ids, lost])] == [
+        GroupState.EXPERIENCE,
+        GroupState.STALE,
+        GroupState.DEAD,
+    ]

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from rollout.config import RedisConfig
 from rollout.memory_queue import MemoryQueue
 from rollout.prompts import read_prompts
@@ -35,11 +37,15 @@ async def test_steps_whose_groups_a_lost_checkpoint_settled_are_not_repeated() -
     assert await repeatable(queue, entries) == entries[1:3]
 
 
-async def test_a_skipped_step_is_repeated_as_an_empty_one_and_later_steps_keep_their_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stale", [0, 1, 2], ids=["skipped", "dropped", "too old"])
+async def test_a_step_without_a_group_left_is_repeated_as_an_empty_one_and_later_steps_keep_their_numbers(
+    tmp_path: Path, stale: int
+) -> None:
     queue = MemoryQueue("run")
     token = await queue.acquire_writer("trainer", ttl_s=60)
     ids = await scored(queue, 4)
-    await queue.settle(token, ids[:2], GroupState.DEAD, reason="step 5 had a non-finite loss or gradient")
+    await queue.settle(token, ids[:stale], GroupState.STALE)
+    await queue.settle(token, ids[stale:2], GroupState.DEAD, reason="step 5 had a non-finite loss or gradient")
     journal = Journal(tmp_path / "journal.jsonl")
     entries = [entry(5, *ids[:2]), entry(6, *ids[2:])]
     for one in entries:
@@ -78,3 +84,20 @@ async def test_a_run_resumes_with_other_sampling_settings_and_submits_no_prompt_
     assert (await queue.ledger()).accepted == accepted
     await resumed._submit(before.batch_groups)
     assert (await queue.ledger()).accepted == accepted + before.batch_groups
+
+
+@pytest.mark.parametrize("batch_groups", [3, 7])
+async def test_a_run_resumes_with_another_batch_size_and_submits_no_prompt_twice(
+    tmp_path: Path, batch_groups: int
+) -> None:
+    queue = MemoryQueue("run")
+    before = train_config(tmp_path, RedisConfig(), "run", tmp_path)
+    first = a_feeder(queue, before)
+    await first.top_up()
+    accepted = (await queue.ledger()).accepted
+    resumed = a_feeder(queue, before.model_copy(update={"batch_groups": batch_groups}))
+    while resumed.cursor < first.cursor:
+        await resumed._submit(batch_groups)
+    assert (resumed.cursor, (await queue.ledger()).accepted) == (first.cursor, accepted)
+    await resumed._submit(batch_groups)
+    assert (resumed.cursor, (await queue.ledger()).accepted) == (accepted + batch_groups,) * 2

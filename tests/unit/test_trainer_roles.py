@@ -11,6 +11,7 @@ from trainer.config import WorkersConfig
 from trainer.errors import WorkerDied
 from trainer.policy import join_group
 from trainer.ray_groups import local_ranks, within_start_timeout
+from trainer.roles import answers
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,27 @@ async def test_a_timeout_of_the_workers_own_is_not_taken_for_the_limit() -> None
 
 async def test_workers_that_load_in_time_are_started() -> None:
     await within_start_timeout("policy", WorkersConfig(start_timeout_s=30), asyncio.sleep(0))
+
+
+async def test_a_rank_that_raised_is_not_waited_for_by_way_of_the_others() -> None:
+    async def raising() -> None:
+        raise RuntimeError("out of memory")
+
+    async def late() -> str:
+        await asyncio.sleep(0.02)
+        return "done"
+
+    tasks = [asyncio.create_task(work) for work in (asyncio.Event().wait(), raising(), late())]
+    silent, error, done = await asyncio.wait_for(answers(tasks, grace_s=0.1), 5)
+    assert (silent, done) == (None, "done")
+    assert isinstance(error, RuntimeError)
+    await asyncio.sleep(0)
+    assert tasks[0].cancelled()
+
+
+async def test_answers_of_healthy_ranks_are_waited_for_as_long_as_they_take() -> None:
+    tasks = [asyncio.create_task(asyncio.sleep(0.05 * rank, rank)) for rank in range(3)]
+    assert await answers(tasks, grace_s=0.001) == [0, 1, 2]
 
 
 def test_a_missing_accelerator_is_named_before_the_group_forms() -> None:
