@@ -11,6 +11,7 @@ def engine_arguments(config: EngineConfig) -> dict[str, Any]:
         "enable_prefix_caching": True,
         "seed": 0,
         **config.extra,
+        "disable_log_stats": False,
         "scheduling_policy": "priority",
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "services.worker_extension.WorkerExtension",

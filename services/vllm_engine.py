@@ -1,6 +1,8 @@
 """The vLLM engine behind the few verbs that Nightshift needs; no other module of this package imports vllm."""
 
 import asyncio
+import statistics
+import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,13 +16,20 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from rollout.types import FinishReason, Partial, Sampling, VersionSpan
+from services.pulse import Pulse
+from services.slo import IdleLatency
+from services.user_window import RequestTimes
 
+_OWN = "nightshift-"
+"""How the ids of requests begin that are not users'; OpenAI routes make ids of their own."""
 ROLLOUT_PRIORITY = 10
 """vLLM serves lower values first; users have 0."""
 CANARY_PRIORITY = -10
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 _CUT_AGAIN_S = 0.005
+_IDLE_PROMPT, _IDLE_TOKENS = 64, 16
+_IDLE_WARM, _IDLE_COUNTED = 2, 5
 
 
 class GenerationError(RuntimeError):
@@ -32,6 +41,9 @@ class VllmEngine:
 
     def __init__(self, client: AsyncLLM) -> None:
         self._client = client
+        self.pulse = Pulse()
+        if client.logger_manager is not None:
+            client.logger_manager.stat_loggers.append(self.pulse)
 
     @property
     def max_model_len(self) -> int:
@@ -55,6 +67,34 @@ class VllmEngine:
     def dtype(self) -> str:
         """Of the weights in use, such as `float32`."""
         return str(self._client.model_config.dtype).removeprefix("torch.")
+
+    def users(self) -> dict[str, RequestTimes]:
+        """The sequences of users in the engine now, by the engine client's ids."""
+        states = self._client.output_processor.request_states
+        ahead = (
+            time.monotonic() - time.time()
+        )  # the engine client notes arrivals by the wall clock, tokens by the other
+        return {
+            name: _times(state, ahead)
+            for name, state in states.items()
+            if state.stats is not None and not state.external_req_id.startswith(_OWN)
+        }
+
+    async def idle_latency(self) -> IdleLatency:
+        """Of one request alone: the median of a few, after some that are not counted. Call before users come."""
+        prompt = [i % self.vocab_size for i in range(min(_IDLE_PROMPT, self.max_model_len - _IDLE_TOKENS))]
+        found = [await self._timed(prompt) for _ in range(_IDLE_WARM + _IDLE_COUNTED)][_IDLE_WARM:]
+        return IdleLatency(*(statistics.median(values) for values in zip(*found, strict=True)))
+
+    async def _timed(self, prompt: Sequence[int]) -> tuple[float, float]:
+        """Seconds to the first token, and between tokens after it."""
+        params = SamplingParams(
+            max_tokens=_IDLE_TOKENS, ignore_eos=True, output_kind=RequestOutputKind.DELTA, detokenize=False
+        )
+        started, first = time.monotonic(), 0.0
+        async for _ in self._client.generate(tokens_input(list(prompt)), params, _own_id()):
+            first = first or time.monotonic()
+        return first - started, (time.monotonic() - first) / (_IDLE_TOKENS - 1)
 
     def begin(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None) -> "VllmGeneration":
         """Token ids in, token ids out, with the log-probabilities of the distribution that sampled."""
@@ -82,7 +122,7 @@ class VllmEngine:
         params = SamplingParams(
             max_tokens=1, prompt_logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False
         )
-        output = await _last(self._client, token_ids, params, uuid.uuid4().hex, priority=CANARY_PRIORITY)
+        output = await _last(self._client, token_ids, params, _own_id(), priority=CANARY_PRIORITY)
         positions = output.prompt_logprobs or []
         if len(positions) != len(token_ids):
             raise GenerationError(f"asked for {len(token_ids)} prompt logprobs, got {len(positions)}")
@@ -138,7 +178,7 @@ class VllmGeneration:
         self._client = client
         self._prompt_ids = prompt_ids
         self._params = params
-        self._id = uuid.uuid4().hex
+        self._id = _own_id()
         self._ended = asyncio.Event()
         self._cut = False
 
@@ -185,6 +225,16 @@ class VllmGeneration:
         processor = self._client.output_processor
         names = processor.external_req_ids.get(self._id)
         return processor.request_states.get(names[0]) if names else None
+
+
+def _own_id() -> str:
+    return _OWN + uuid.uuid4().hex
+
+
+def _times(state: Any, ahead: float) -> RequestTimes:
+    stats = state.stats
+    first, last = stats.first_token_ts or None, stats.last_token_ts or None
+    return RequestTimes(stats.arrival_time + ahead, first, last, stats.num_generation_tokens)
 
 
 async def _last(
