@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import structlog
-
 from services.config import HarvestConfig
 from services.pulse import Pulse
 from services.seat_guard import Felt, Guard, guarded_seats, next_guard
@@ -21,8 +19,6 @@ _STEP_WINDOW_S = 1.0
 _SLACK = 0.25
 """Share of the seats that samples may hold beyond a limit that sank: to be cut costs a sample a prefill, and to end by
 itself costs nothing. After a breach none may."""
-
-_log = structlog.get_logger(__name__)
 
 
 class Watched(Protocol):
@@ -59,7 +55,9 @@ class SeatKeeper:
         self._idle = IdleLatency(0.0, 0.0)
         self._window = UserWindow(slo.window_s)
         self._guard = Guard(limit=harvest.user_reserve + 1.0)
+        self._looked_at = clock()
         self.breaches = 0
+        """Times that rollouts lost every seat."""
         self.users = UserSeats(self.resize)
         self.seats = Seats(0, pace=harvest.prefill_tokens)
         self.resize()
@@ -88,22 +86,25 @@ class SeatKeeper:
 
     async def run(self) -> None:
         """Look at users and engine until cancelled."""
-        before = self._clock()
         while True:
             await asyncio.sleep(_TICK_S)
-            now = self._clock()
-            if self._slo.guards:
-                self._tick(now, now - before)
-            before = now
+            self.look()
 
-    def _tick(self, now: float, dt: float) -> None:
+    def look(self) -> None:
+        """Take in what users and engine met since the last look, and give and take seats by it."""
+        now, before = self._clock(), self._looked_at
+        self._looked_at = now
+        if self._slo.guards:
+            self._steer(now, now - before)
+
+    def _steer(self, now: float, dt: float) -> None:
         self._window.look(now, self._engine.users())
         if (still := self._still_until()) > now:
             return
         closed = self._guard.closed_until
         self._guard = next_guard(
             self._guard,
-            self._felt(now, max(self._guard.since, still)),
+            self._felt(now, still),
             now,
             dt,
             slo=self._slo,
@@ -114,9 +115,10 @@ class SeatKeeper:
             self.breaches += 1
         self.resize()
 
-    def _felt(self, now: float, since: float) -> Felt:
+    def _felt(self, now: float, still: float) -> Felt:
+        since = max(self._guard.since, still)
         return Felt(
-            ttft_s=self._window.ttft_s(now, since),
+            ttft_s=self._window.ttft_s(now, since, still),
             tpot_s=self._window.tpot_s(now, since),
             step_s=self._engine.pulse.step_s(max(since, now - _STEP_WINDOW_S)),
             kv_usage=self._engine.pulse.kv_usage,
@@ -133,5 +135,5 @@ class SeatKeeper:
         """Seats beyond which samples leave theirs at once: users need them, or the SLO was missed."""
         left = max(0, self._total - self.users.held)
         if not self._slo.guards:
-            return left
+            return left if self._harvest.max_seats is None else min(left, self._harvest.max_seats)
         return min(left, seats + math.ceil(_SLACK * seats))

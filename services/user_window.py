@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _RANK = 0.95
+_FEWEST_TOKENS, _SHORTEST_S = 8, 1.0
+"""A pace is taken from so many tokens, or over so long: one step with a prefill in it is not a pace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,10 @@ class UserWindow:
         self._live = live
         self._forget(now - self._window_s)
 
-    def ttft_s(self, now: float, since: float) -> float | None:
-        """95th percentile over requests that arrived after `since`, with the time so far of those still waiting."""
+    def ttft_s(self, now: float, since: float, still: float = 0.0) -> float | None:
+        """95th percentile over requests that arrived after `since`, with the time since `still` of all that wait."""
         found = [first.at - first.arrived for first in self._firsts if first.arrived >= since]
-        waiting = [now - t.arrived for t in self._live.values() if t.first is None and t.arrived >= since]
+        waiting = [now - max(t.arrived, still) for t in self._live.values() if t.first is None]
         return percentile(found + waiting)
 
     def tpot_s(self, now: float, since: float) -> float | None:
@@ -72,6 +74,8 @@ class UserWindow:
         if not seen:
             return None
         begin, end = seen[0], seen[-1]
+        if end.tokens - begin.tokens < _FEWEST_TOKENS and now - begin.at < _SHORTEST_S:
+            return None
         paces = [(end.at - begin.at) / (end.tokens - begin.tokens)] if end.tokens > begin.tokens else []
         if name in self._live:  # at best its next token comes now
             paces.append((now - begin.at) / (end.tokens - begin.tokens + 1))

@@ -30,6 +30,7 @@ def test_who_still_waits_counts_with_the_time_so_far() -> None:
     window = UserWindow(5.0)
     window.look(1.0, {"a": RequestTimes(0.2, None, None, 0)})
     assert window.ttft_s(1.0, 0.0) == pytest.approx(0.8)
+    assert window.ttft_s(2.0, 1.5, still=1.5) == pytest.approx(0.5)
     assert window.ttft_s(2.0, 0.0) == pytest.approx(1.8)
 
 
@@ -42,6 +43,14 @@ def test_a_stream_that_stands_still_slows_down_while_it_does() -> None:
     assert (window.tpot_s(3.0, 0.0) or 0) > 0.1
     window.look(3.1, {})
     assert window.tpot_s(3.1, 0.0) == pytest.approx(0.05)
+
+
+def test_a_single_slow_step_is_not_a_pace() -> None:
+    window = UserWindow(5.0)
+    window.look(1.0, {"a": RequestTimes(0.5, 0.9, 0.9, 1)})
+    window.look(1.5, {"a": RequestTimes(0.5, 0.9, 1.4, 2)})
+    assert window.tpot_s(1.5, 0.0) is None
+    assert window.tpot_s(2.0, 0.0) == pytest.approx(0.55)
 
 
 def test_what_was_felt_before_does_not_count() -> None:
