@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from services.config import HarvestConfig
-from services.pulse import Pulse
 from services.seat_guard import Felt, Guard, guarded_seats, next_guard
 from services.seats import Seats, rollout_seats
 from services.slo import IdleLatency, SloConfig
+from services.step_log import StepLog
 from services.user_seats import UserSeats
 from services.user_window import RequestTimes, UserWindow
 
@@ -24,7 +24,7 @@ itself costs nothing. After a breach none may."""
 class Watched(Protocol):
     """What the guard sees of an engine."""
 
-    pulse: Pulse
+    step_log: StepLog
 
     def users(self) -> Mapping[str, RequestTimes]:
         """The sequences of users in the engine now."""
@@ -101,7 +101,7 @@ class SeatKeeper:
         self._window.look(now, self._engine.users())
         if (still := self._still_until()) > now:
             return
-        closed = self._guard.closed_until
+        was_open = now >= self._guard.closed_until
         self._guard = next_guard(
             self._guard,
             self._felt(now, still),
@@ -111,7 +111,7 @@ class SeatKeeper:
             idle=self._idle,
             most=self._total,
         )
-        if self._guard.closed_until != closed:
+        if was_open and now < self._guard.closed_until:
             self.breaches += 1
         self.resize()
 
@@ -120,8 +120,8 @@ class SeatKeeper:
         return Felt(
             ttft_s=self._window.ttft_s(now, since, still),
             tpot_s=self._window.tpot_s(now, since),
-            step_s=self._engine.pulse.step_s(max(since, now - _STEP_WINDOW_S)),
-            kv_usage=self._engine.pulse.kv_usage,
+            step_s=self._engine.step_log.step_s(max(since, now - _STEP_WINDOW_S)),
+            kv_usage=self._engine.step_log.kv_usage,
             sequences=self.users.held + self.seats.held,
         )
 

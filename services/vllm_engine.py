@@ -16,8 +16,8 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from rollout.types import FinishReason, Partial, Sampling, VersionSpan
-from services.pulse import Pulse
 from services.slo import IdleLatency
+from services.step_log import StepLog
 from services.user_window import RequestTimes
 
 _OWN = "nightshift-"
@@ -41,9 +41,9 @@ class VllmEngine:
 
     def __init__(self, client: AsyncLLM) -> None:
         self._client = client
-        self.pulse = Pulse()
+        self.step_log = StepLog()
         if client.logger_manager is not None:
-            client.logger_manager.stat_loggers.append(self.pulse)
+            client.logger_manager.stat_loggers.append(self.step_log)
 
     @property
     def max_model_len(self) -> int:

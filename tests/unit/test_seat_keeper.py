@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from services.config import HarvestConfig
-from services.pulse import Pulse
 from services.seat_keeper import SeatKeeper
 from services.seats import Ticket
 from services.slo import IdleLatency, SloConfig
+from services.step_log import StepLog
 from services.user_window import RequestTimes
 
 TOTAL, RESERVE = 16, 2
@@ -22,7 +22,7 @@ class Engine:
 
     now: float = 100.0
     still_until: float = 0.0
-    pulse: Pulse = field(default_factory=Pulse)
+    step_log: StepLog = field(default_factory=StepLog)
     requests: dict[str, RequestTimes] = field(default_factory=dict)
 
     def users(self) -> dict[str, RequestTimes]:

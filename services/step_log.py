@@ -9,7 +9,7 @@ _FEWEST_STEPS = 3
 """From fewer no mean is taken: one prefill among them would be all of it."""
 
 
-class Pulse:
+class StepLog:
     """A stat logger of vLLM, by its interface (`vllm.v1.metrics.loggers`): called in the engine client's event loop."""
 
     def __init__(self) -> None:
