@@ -50,6 +50,8 @@ class WeightSwap:
         self._refresh_tied_head = refresh_tied_head
         self.broken = ""
         """Why the engine must be replaced; empty while it is well."""
+        self.watched = False
+        """Whether the engine may stand still now, for no longer than the watchdog allows."""
         self.unscored = ""
         """Why the engine did not answer the last canary; empty when it did."""
 
@@ -68,7 +70,11 @@ class WeightSwap:
             raise EngineBroken(self.broken)
         started = time.monotonic()
         loading = asyncio.create_task(self._load(directory, version, fallback))
-        done, _ = await asyncio.wait({loading}, timeout=self._watchdog_s)
+        self.watched = True
+        try:
+            done, _ = await asyncio.wait({loading}, timeout=self._watchdog_s)
+        finally:
+            self.watched = False
         if not done:
             self._break(f"generation stood still for more than push.watchdog_s={self._watchdog_s}")
         if error := loading.exception():

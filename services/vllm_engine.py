@@ -12,6 +12,7 @@ from vllm import SamplingParams
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
 from rollout.types import FinishReason, Partial, Sampling, VersionSpan
 
@@ -27,11 +28,27 @@ class GenerationError(RuntimeError):
     """The engine ended a sample without a result (aborted, or an output that cannot be read)."""
 
 
+class StepCounter(AggregateStatLoggerBase):  # type: ignore[misc]
+    """Counts the engine's steps: it reports its statistics once a step, one that only reads a part of a prompt too."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+        self.steps += scheduler_stats is not None
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say."""
+
+
 class VllmEngine:
     """Wraps one `AsyncLLM`; every method belongs to the event loop that the engine was started on."""
 
     def __init__(self, client: AsyncLLM) -> None:
+        """`client` must keep statistics (`disable_log_stats` is false)."""
         self._client = client
+        self._counter = StepCounter()
+        client.logger_manager.stat_loggers.append(self._counter)
 
     @property
     def max_model_len(self) -> int:
@@ -50,6 +67,16 @@ class VllmEngine:
     def dead(self) -> bool:
         """Whether the engine has ended for good: its processes are gone, or it met an error it cannot go on from."""
         return bool(self._client.errored)
+
+    @property
+    def steps(self) -> int:
+        """Steps whose outcome has arrived here; no word to the engine is needed for it."""
+        return self._counter.steps
+
+    @property
+    def in_hand(self) -> int:
+        """Requests that are not at their end, those waiting for a seat included."""
+        return int(self._client.get_num_unfinished_requests())
 
     @property
     def dtype(self) -> str:
@@ -88,6 +115,13 @@ class VllmEngine:
             raise GenerationError(f"asked for {len(token_ids)} prompt logprobs, got {len(positions)}")
         return tuple(float(p[t].logprob) for p, t in zip(positions[1:], token_ids[1:], strict=True))
 
+    async def probe(self) -> None:
+        """Have it sample one token. Raises GenerationError, or what vLLM raises."""
+        params = SamplingParams(max_tokens=1, output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False)
+        output = await _last(self._client, (0,), params, uuid.uuid4().hex, priority=CANARY_PRIORITY)
+        if not output.outputs[0].token_ids:
+            raise GenerationError("the engine ended a probe without a token")
+
     async def pause(self) -> None:
         """Stop stepping; requests in flight stay and are recomputed under the new weights on resume."""
         await self._client.pause_generation(mode="keep", clear_cache=True)
@@ -121,9 +155,6 @@ class VllmEngine:
     async def set_version(self, version: int) -> None:
         """Label the tokens sampled from now on."""
         await self._client.update_weight_version(str(version))
-
-    async def check_health(self) -> None:
-        await self._client.check_health()
 
     async def _first_worker(self, method: str, **arguments: Any) -> Any:
         """What rank 0 answers; the others answer None."""
