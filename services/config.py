@@ -95,13 +95,13 @@ class HealthConfig(Settings):
     """How a replica knows that its engine lives."""
 
     look_s: float = Field(default=1.0, gt=0, le=60)
-    """Between two looks at the engine's count of steps."""
+    """Seconds between two looks at the engine's count of steps."""
     probe_s: float = Field(default=10.0, gt=0, le=3600)
-    """An engine that has nothing to do is asked for one token so often."""
+    """Seconds. An engine that has nothing to do is asked for one token so often."""
     suspect_s: float = Field(default=10.0, gt=0, le=3600)
-    """With work and without a step for so long, an engine harvests nothing until it takes one."""
+    """Seconds. With work and without a step for so long, an engine harvests nothing until it takes one."""
     dead_s: float = Field(default=60.0, gt=0, le=3600)
-    """With work and without a step for so long, it is replaced: more than its longest step."""
+    """Seconds. With work and without a step for so long, it is replaced: more than its longest step."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "HealthConfig":
