@@ -24,7 +24,7 @@ _TAKEN = {
 }
 """vLLM arguments that `engine.extra` may not give, and the setting to use instead. "" is where Nightshift relies on its
 own value: users before rollouts and what they feel, logprobs of the distribution that sampled, pushes into the
-workers."""
+workers, the count of steps in the engine's statistics."""
 
 
 class EngineConfig(Settings):
@@ -99,6 +99,27 @@ class PushConfig(Settings):
     """False takes every version from the artefact."""
 
 
+class HealthConfig(Settings):
+    """How a replica knows that its engine lives."""
+
+    look_s: float = Field(default=1.0, gt=0, le=60)
+    """Seconds between two looks at the engine's count of steps."""
+    probe_s: float = Field(default=10.0, gt=0, le=3600)
+    """Seconds. An engine that has nothing to do is asked for one token so often."""
+    suspect_s: float = Field(default=10.0, gt=0, le=3600)
+    """Seconds. With work and without a step for so long, an engine harvests nothing until it takes one."""
+    dead_s: float = Field(default=60.0, gt=0, le=3600)
+    """Seconds. With work and without a step for so long, it is replaced: more than its longest step."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "HealthConfig":
+        if 2 * self.look_s > self.suspect_s:
+            raise ValueError(f"suspect_s={self.suspect_s} is less than two looks of look_s={self.look_s}")
+        if self.suspect_s >= self.dead_s:
+            raise ValueError(f"suspect_s={self.suspect_s} is not below dead_s={self.dead_s}")
+        return self
+
+
 class AutoscalingConfig(Settings):
     """Replicas of the engine."""
 
@@ -167,6 +188,7 @@ class FleetOptions(Settings):
     harvest: HarvestConfig = HarvestConfig()
     slo: SloConfig = SloConfig()
     push: PushConfig = PushConfig()
+    health: HealthConfig = HealthConfig()
     autoscaling: AutoscalingConfig = AutoscalingConfig()
     gateway: GatewayConfig = GatewayConfig()
 

@@ -1,6 +1,6 @@
 """The engine replica: Ray Serve LLM's server plus heartbeat, weight reconcile and harvester.
 
-start: rewards -> engine -> rehearsal -> [heartbeat | reconcile | harvest] until the replica is stopped
+start: rewards -> engine -> rehearsal -> [heartbeat | vitals | reconcile | harvest] until the replica is stopped
 """
 
 import asyncio
@@ -26,7 +26,10 @@ from rollout.redis_store import RedisStore
 from rollout.types import Purpose
 from services.collective import InReplica, InWorker
 from services.config import FleetConfig
+from services.engine_faults import is_fault
+from services.fleet import Event
 from services.harvester import Harvester
+from services.health import Health
 from services.logs import plain_logs
 from services.purposes import leasable
 from services.reconcile import Reconciler
@@ -95,12 +98,21 @@ class Replica:
             on_untrusted=self.harvester.give_up,
             receivers={"gloo": InReplica(), "nccl": InWorker(engine)},
         )
+        self.health = Health(
+            engine,
+            self._swap,
+            fit=lambda: self.reconciler.fit,
+            config=config.health,
+            changed=self.reconciler.news.set,
+        )
 
     async def start(self) -> None:
         """Rehearse, then run the loops. Raises RehearsalFailed, or ConfigError for a model or an SLO that the engine
         cannot meet: then the replica must not serve."""
         await asyncio.to_thread(self._staging.prepare)
         await self._engine.set_version(0)
+        await self._board.register_run(self._config.fleet, self._config.run)
+        self._tasks = [_supervised("heartbeat", self._beat())]
         if self._config.push.rehearsal:
             self._rehearsal_gap = await rehearse(
                 self._swap,
@@ -113,17 +125,18 @@ class Replica:
             idle = await self._engine.idle_latency()
             check_attainable(self._config.slo, idle)
             self.keeper.calibrate(idle)
-        await self._board.register_run(self._config.fleet, self._config.run)
+        self.health.meet(Event.STARTED)
         loops = {
-            "heartbeat": self._beat(),
+            "vitals": self.health.run(),
             "reconcile": self.reconciler.run(),
             "seats": self.keeper.run(),
             "harvest": self.harvester.run(),
         }
-        self._tasks = [_supervised(name, loop) for name, loop in loops.items()]
+        self._tasks += [_supervised(name, loop) for name, loop in loops.items()]
 
     async def stop(self) -> None:
         """Give the leases back, leave the board and the shared memory."""
+        self.health.meet(Event.RETIRED)
         for task in reversed(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -136,11 +149,16 @@ class Replica:
 
     def check(self) -> None:
         """Raises ReplicaUnhealthy when the engine cannot be used any more or a loop has ended."""
-        if self._swap.broken:
-            raise ReplicaUnhealthy(self._swap.broken)
+        self.check_engine()
         for task in self._tasks:
             if task.done() and not task.cancelled():
                 raise ReplicaUnhealthy(f"loop {task.get_name()} ended: {task.exception()!r}")
+
+    def check_engine(self) -> None:
+        """Raises ReplicaUnhealthy when no request will be answered any more."""
+        condition = self.health.now()
+        if condition.state is ReplicaState.DEAD:
+            raise ReplicaUnhealthy(condition.reason)
 
     # what the harvester asks
 
@@ -148,8 +166,8 @@ class Replica:
         return list(self._queues.values())
 
     def purposes(self, run: str) -> Sequence[Purpose]:
-        """None while the weights are not verified or the engine is dead; else see `purposes.leasable`."""
-        if self.reconciler.state is not ReplicaState.HEALTHY or self._engine.dead:
+        """None unless the replica is healthy; else see `purposes.leasable`."""
+        if self.health.now().state is not ReplicaState.HEALTHY:
             return ()
         return leasable(
             [Purpose(purpose) for purpose in self._config.harvest.purposes],
@@ -173,12 +191,12 @@ class Replica:
 
     def heartbeat(self) -> Heartbeat:
         """What the board shows of this replica now."""
-        tally = self.harvester.tally
+        tally, condition = self.harvester.tally, self.health.now()
         return Heartbeat(
             replica=self.name,
             host=socket.gethostname(),
             pid=os.getpid(),
-            state=self.reconciler.state,
+            state=condition.state,
             policy=self._config.model.name,
             version=self.reconciler.version,
             seats_total=self._config.engine.max_num_seqs,
@@ -192,12 +210,13 @@ class Replica:
             pushes=tuple(self.reconciler.pushes),
             started_at=self._started_at,
             sent_at=time.time(),
-            detail=self._swap.broken or self.reconciler.detail,
-            pinned=None if self._engine.dead else self.reconciler.pinned,
+            detail=condition.reason or self.reconciler.detail,
+            pinned=None if condition.state is ReplicaState.DEAD else self.reconciler.pinned,
             rollout_cuts=tally.cuts,
             rollout_salvaged=tally.salvaged,
             rollout_prefilled_again=tally.prefilled_again,
             rollout_lost=tally.lost,
+            user_failures=condition.user_failures,
         )
 
     async def _beat(self) -> None:
@@ -256,25 +275,42 @@ class EngineServer(LLMServer):  # type: ignore[misc]
             self._replica.check()
 
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
-        return self._counted(await super().chat(request, raw_request_info), sequences("", request.n))
+        replica = self._open()
+        stream = await super().chat(request, raw_request_info)
+        return _counted(replica, stream, sequences("", request.n))
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        replica = self._open()
         stream = await super().completions(request, raw_request_info)
-        return self._counted(stream, sequences(request.prompt, request.n))
+        return _counted(replica, stream, sequences(request.prompt, request.n))
 
     async def __del__(self) -> None:
         replica, self._replica = getattr(self, "_replica", None), None
         if replica is not None:
             await replica.stop()
 
-    async def _counted(self, stream: AsyncGenerator[Any, None], seats: int) -> AsyncGenerator[Any, None]:
-        """The stream itself; the request holds as many of the users' seats until it ends or is given up."""
-        replica = self._replica
-        if replica is None:
+    def _open(self) -> Replica:
+        """Raises ReplicaUnhealthy: the router learns only later that a replica is dead."""
+        if self._replica is None:
             raise ReplicaUnhealthy("the replica is stopping")
-        with replica.users.hold(seats):
+        self._replica.check_engine()
+        return self._replica
+
+
+async def _counted(replica: Replica, stream: AsyncGenerator[Any, None], seats: int) -> AsyncGenerator[Any, None]:
+    """The stream itself; the request holds as many of the users' seats until it ends or is given up."""
+    faulty = False
+    with replica.users.hold(seats):
+        try:
             async for item in stream:
+                faulty = faulty or is_fault(item)
                 yield item
+        except Exception:
+            faulty = True
+            raise
+        finally:
+            if faulty:
+                replica.health.meet(Event.FAILED)
 
 
 def _supervised(name: str, loop: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

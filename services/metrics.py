@@ -150,7 +150,13 @@ class SnapshotCollector(Collector):
             GaugeMetricFamily(f"nightshift_replica_rollout_{name}", f"{what}, since its start.", labels=["replica"])
             for name, what in _ROLLOUT_FIGURES.items()
         ]
+        failures = GaugeMetricFamily(
+            "nightshift_replica_user_failures",
+            "User requests that its engine failed, since its start.",
+            labels=["replica"],
+        )
         for beat in self._snapshot.replicas:
+            failures.add_metric([beat.replica], beat.user_failures)
             held = (("total", beat.seats_total), ("users", beat.seats_users), ("rollouts", beat.seats_rollouts))
             for use, number in held:
                 seats.add_metric([beat.replica, use], number)
@@ -160,7 +166,7 @@ class SnapshotCollector(Collector):
                 limit.add_metric([beat.replica], beat.seat_limit)
             for family, name in zip(rollouts, _ROLLOUT_FIGURES, strict=True):
                 family.add_metric([beat.replica], getattr(beat, f"rollout_{name}"))
-        yield from (seats, limit, breaches, version, *rollouts)
+        yield from (seats, limit, breaches, version, failures, *rollouts)
 
     def _queues(self) -> Iterator[Metric]:
         ledger = GaugeMetricFamily("nightshift_groups", "The ledger, in groups.", labels=["run", "state"])

@@ -14,7 +14,7 @@ class StepLog:
 
     def __init__(self) -> None:
         self.steps = 0
-        """That put out a token, since the start."""
+        """Since the start, those that only read a part of a prompt too."""
         self.kv_usage = 0.0
         """Share of the KV cache in use."""
         self._gaps: deque[tuple[float, float]] = deque(maxlen=_STEPS)
@@ -22,11 +22,9 @@ class StepLog:
     def record(self, scheduler_stats: Any, iteration_stats: Any, **_: object) -> None:
         """After one step of the engine."""
         if scheduler_stats is not None:
+            self.steps += 1
             self.kv_usage = float(scheduler_stats.kv_cache_usage)
-        if iteration_stats is None:
-            return
-        self.steps += 1
-        if gaps := iteration_stats.inter_token_latencies_iter:
+        if iteration_stats is not None and (gaps := iteration_stats.inter_token_latencies_iter):
             self._gaps.append((time.monotonic(), sum(gaps) / len(gaps)))
 
     def step_s(self, since: float) -> float | None:

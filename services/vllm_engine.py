@@ -40,10 +40,10 @@ class VllmEngine:
     """Wraps one `AsyncLLM`; every method belongs to the event loop that the engine was started on."""
 
     def __init__(self, client: AsyncLLM) -> None:
+        """`client` must keep statistics (`disable_log_stats` is false)."""
         self._client = client
         self.step_log = StepLog()
-        if client.logger_manager is not None:
-            client.logger_manager.stat_loggers.append(self.step_log)
+        client.logger_manager.stat_loggers.append(self.step_log)
 
     @property
     def max_model_len(self) -> int:
@@ -62,6 +62,16 @@ class VllmEngine:
     def dead(self) -> bool:
         """Whether the engine has ended for good: its processes are gone, or it met an error it cannot go on from."""
         return bool(self._client.errored)
+
+    @property
+    def steps(self) -> int:
+        """Steps whose outcome has arrived here; no word to the engine is needed for it."""
+        return self.step_log.steps
+
+    @property
+    def in_hand(self) -> int:
+        """Requests that are not at their end, those waiting for a seat included."""
+        return int(self._client.get_num_unfinished_requests())
 
     @property
     def dtype(self) -> str:
@@ -128,6 +138,13 @@ class VllmEngine:
             raise GenerationError(f"asked for {len(token_ids)} prompt logprobs, got {len(positions)}")
         return tuple(float(p[t].logprob) for p, t in zip(positions[1:], token_ids[1:], strict=True))
 
+    async def probe(self) -> None:
+        """Have it sample one token. Raises GenerationError, or what vLLM raises."""
+        params = SamplingParams(max_tokens=1, output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False)
+        output = await _last(self._client, (0,), params, _own_id(), priority=CANARY_PRIORITY)
+        if not output.outputs[0].token_ids:
+            raise GenerationError("the engine ended a probe without a token")
+
     async def pause(self) -> None:
         """Stop stepping; requests in flight stay and are recomputed under the new weights on resume."""
         await self._client.pause_generation(mode="keep", clear_cache=True)
@@ -161,9 +178,6 @@ class VllmEngine:
     async def set_version(self, version: int) -> None:
         """Label the tokens sampled from now on."""
         await self._client.update_weight_version(str(version))
-
-    async def check_health(self) -> None:
-        await self._client.check_health()
 
     async def _first_worker(self, method: str, **arguments: Any) -> Any:
         """What rank 0 answers; the others answer None."""
