@@ -24,9 +24,11 @@ from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import Purpose
+from services.autoscaling.stats import ReplicaStats
 from services.collective import InReplica, InWorker
 from services.config import FleetConfig
 from services.harvester import Harvester
+from services.idle_speed import measure
 from services.logs import plain_logs
 from services.purposes import leasable
 from services.reconcile import Reconciler
@@ -36,6 +38,7 @@ from services.seats import Seats, rollout_seats
 from services.shared_memory import unlink_below
 from services.staging import Staging, replica_name
 from services.swap import WeightSwap
+from services.user_load import UserLoad
 from services.user_seats import UserSeats, sequences
 from services.vllm_engine import VllmEngine
 
@@ -63,7 +66,9 @@ class Replica:
         self._started_at = time.time()
         self._tasks: list[asyncio.Task[None]] = []
         self._rehearsal_gap: float | None = None
+        self._rollouts_waiting = 0
         self.users = UserSeats(self._resize)
+        self.load: UserLoad
         self._staging = Staging(Path(config.push.staging_dir), self.name)
         self._swap = WeightSwap(engine, watchdog_s=config.push.watchdog_s)
         self._rewards = rewards
@@ -101,6 +106,12 @@ class Replica:
                 dtype=self._engine.dtype,
                 tolerance=self._config.push.canary_tolerance,
             )
+        self.load = UserLoad(
+            await measure(self._engine, self._config.engine.max_num_seqs, clock=time.perf_counter),
+            window_s=self._config.autoscaling.rate_window_s,
+            rollouts=lambda: None if self._seats.held else self.harvester.tally.generated,
+            clock=time.perf_counter,
+        )
         await self._board.register_run(self._config.fleet, self._config.run)
         loops = {"heartbeat": self._beat(), "reconcile": self.reconciler.run(), "harvest": self.harvester.run()}
         self._tasks = [_supervised(name, loop) for name, loop in loops.items()]
@@ -181,6 +192,20 @@ class Replica:
             rollout_lost=tally.lost,
         )
 
+    def stats(self) -> ReplicaStats:
+        """What the autoscaler asks."""
+        return ReplicaStats(
+            user_arrivals_per_s=self.load.arrivals_per_s,
+            idle_service_s=self.load.idle_service_s,
+            user_capacity=self.load.capacity,
+            user_seats_held=self.users.held,
+            seats=self._config.engine.max_num_seqs,
+            rollout_seats=max(self._seats.capacity, self._seats.held),
+            rollout_seats_held=self._seats.held,
+            rollouts_waiting=self._rollouts_waiting,
+            lent=0,
+        )
+
     def _capacity(self) -> int:
         return rollout_seats(self._config.engine.max_num_seqs, self._config.harvest.user_reserve, self.users.held)
 
@@ -206,6 +231,8 @@ class Replica:
         for run in await self._board.runs(self._config.fleet):
             if run not in self._queues:
                 self._queues[run] = RedisQueue(self._store, run)
+        depths = [await queue.stats() for queue in self._queues.values()]
+        self._rollouts_waiting = sum(sum(depth.queued.values()) for depth in depths)
 
 
 class EngineServer(LLMServer):  # type: ignore[misc]
@@ -242,6 +269,10 @@ class EngineServer(LLMServer):  # type: ignore[misc]
         if self._replica is not None:
             self._replica.check()
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve every few seconds and handed to `services.autoscaling`."""
+        return {} if self._replica is None else dict(self._replica.stats())  # type: ignore[arg-type]
+
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         return self._counted(await super().chat(request, raw_request_info), sequences("", request.n))
 
@@ -259,9 +290,11 @@ class EngineServer(LLMServer):  # type: ignore[misc]
         replica = self._replica
         if replica is None:
             raise ReplicaUnhealthy("the replica is stopping")
-        with replica.users.hold(seats):
+        with replica.users.hold(seats), replica.load.request(seats) as answer:
             async for item in stream:
+                answer.got(item)
                 yield item
+            answer.finished = True
 
 
 def _supervised(name: str, loop: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
