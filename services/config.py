@@ -143,8 +143,8 @@ class AutoscalingConfig(Settings):
             raise ValueError(f"min_replicas={self.min_replicas} is above max_replicas={self.max_replicas}")
         if self.downscale_delay_s < self.rate_window_s:
             raise ValueError(
-                f"downscale_delay_s={self.downscale_delay_s:g} is below rate_window_s={self.rate_window_s:g}, for which "
-                "the arrivals at a replica that was taken away are missing"
+                f"downscale_delay_s={self.downscale_delay_s:g} is below rate_window_s={self.rate_window_s:g}, for "
+                "which the arrivals at a replica that was taken away are missing"
             )
         budget, room = self.rollout_budget, self.max_replicas - self.min_replicas
         if budget is not None and budget.extra_replicas > room:

@@ -37,6 +37,7 @@ from services.reward_pool import RewardPool
 from services.seats import Seats, rollout_seats
 from services.shared_memory import unlink_below
 from services.staging import Staging, replica_name
+from services.stopping import cancel_once, stopping
 from services.swap import WeightSwap
 from services.user_load import UserLoad
 from services.user_seats import UserSeats, sequences
@@ -119,7 +120,7 @@ class Replica:
     async def stop(self) -> None:
         """Give the leases back, leave the board and the shared memory."""
         for task in reversed(self._tasks):
-            task.cancel()
+            cancel_once(task)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         # What needs no Redis first: where it does not answer, Serve ends the process before the wait for it does.
         await self._rewards.close()
@@ -215,6 +216,7 @@ class Replica:
     async def _beat(self) -> None:
         news = self.reconciler.news
         while True:
+            self._mind_stop()
             try:
                 await self._refresh_queues()
                 await self._board.heartbeat(self._config.fleet, self.heartbeat(), ttl_s=_BEAT_TTL_S)
@@ -226,6 +228,11 @@ class Replica:
                 async with asyncio.timeout(_BEAT_S):
                     await news.wait()
             news.clear()
+
+    def _mind_stop(self) -> None:
+        """Rollouts leave as soon as Serve begins to stop the replica: users' last requests may take all of its grace."""
+        if stopping():
+            cancel_once(next(task for task in self._tasks if task.get_name() == "harvest"))
 
     async def _refresh_queues(self) -> None:
         for run in await self._board.runs(self._config.fleet):
