@@ -230,7 +230,7 @@ class Replica:
             news.clear()
 
     def _mind_stop(self) -> None:
-        """Rollouts leave as soon as Serve begins to stop the replica: users' last requests may take all of its grace."""
+        """Rollouts leave when Serve begins to stop the replica: users' last requests may take all of its grace."""
         if stopping():
             cancel_once(next(task for task in self._tasks if task.get_name() == "harvest"))
 
