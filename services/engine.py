@@ -8,8 +8,8 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +24,26 @@ from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import Purpose
+from services.autoscaling.stats import ReplicaStats
 from services.collective import InReplica, InWorker
 from services.config import FleetConfig
 from services.engine_faults import is_fault
 from services.fleet import Event
 from services.harvester import Harvester
 from services.health import Health
+from services.idle_speed import measure
 from services.logs import plain_logs
 from services.purposes import leasable
 from services.reconcile import Reconciler
 from services.rehearsal import rehearse
 from services.reward_pool import RewardPool
+from services.seat_guard import check_attainable
 from services.seat_keeper import SeatKeeper
 from services.shared_memory import unlink_below
-from services.slo import check_attainable
 from services.staging import Staging, replica_name
+from services.stopping import cancel_once, stopping
 from services.swap import WeightSwap
+from services.user_load import Answer, UserLoad
 from services.user_seats import sequences
 from services.vllm_engine import VllmEngine
 
@@ -67,6 +71,8 @@ class Replica:
         self._started_at = time.time()
         self._tasks: list[asyncio.Task[None]] = []
         self._rehearsal_gap: float | None = None
+        self._rollouts_waiting = 0
+        self._load: UserLoad | None = None
         self._staging = Staging(Path(config.push.staging_dir), self.name)
         self._swap = WeightSwap(engine, watchdog_s=config.push.watchdog_s)
         self._rewards = rewards
@@ -121,10 +127,7 @@ class Replica:
                 dtype=self._engine.dtype,
                 tolerance=self._config.push.canary_tolerance,
             )
-        if self._config.slo.guards:
-            idle = await self._engine.idle_latency()
-            check_attainable(self._config.slo, idle)
-            self.keeper.calibrate(idle)
+        await self._measure_idle()
         self.health.meet(Event.STARTED)
         loops = {
             "vitals": self.health.run(),
@@ -138,7 +141,7 @@ class Replica:
         """Give the leases back, leave the board and the shared memory."""
         self.health.meet(Event.RETIRED)
         for task in reversed(self._tasks):
-            task.cancel()
+            cancel_once(task)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         # What needs no Redis first: where it does not answer, Serve ends the process before the wait for it does.
         await self._rewards.close()
@@ -219,9 +222,47 @@ class Replica:
             user_failures=condition.user_failures,
         )
 
+    @contextmanager
+    def request(self, sequences: int) -> Iterator[Answer]:
+        """A user's request of so many sequences, from its arrival to its end; tell the answer what came of it."""
+        if self._load is None:
+            raise ReplicaUnhealthy("the replica is starting")
+        with self.users.hold(sequences), self._load.request(sequences) as answer:
+            yield answer
+
+    def stats(self) -> ReplicaStats | None:
+        """What the autoscaler asks; None before the engine's speed is known."""
+        if self._load is None:
+            return None
+        seats = self.keeper.seats
+        return ReplicaStats(
+            user_arrivals_per_s=self._load.arrivals_per_s,
+            idle_service_s=self._load.idle_service_s,
+            user_capacity=self._load.capacity,
+            user_seats_held=self.users.held,
+            seats=self._config.engine.max_num_seqs,
+            rollout_seats=max(seats.capacity, seats.held),
+            rollout_seats_held=seats.held,
+            rollouts_waiting=self._rollouts_waiting,
+            lent=0,
+        )
+
+    async def _measure_idle(self) -> None:
+        """What the engine does without work: the autoscaler counts in it, and an SLO must leave room for it."""
+        speed = await measure(self._engine, self._config.engine.max_num_seqs, clock=time.perf_counter)
+        check_attainable(self._config.slo, speed)
+        self.keeper.calibrate(speed)
+        self._load = UserLoad(
+            speed,
+            window_s=self._config.autoscaling.rate_window_s,
+            rollouts=lambda: None if self.keeper.seats.held else self.harvester.tally.generated,
+            clock=time.perf_counter,
+        )
+
     async def _beat(self) -> None:
         news = self.reconciler.news
         while True:
+            self._mind_stop()
             try:
                 await self._refresh_queues()
                 await self._board.heartbeat(self._config.fleet, self.heartbeat(), ttl_s=_BEAT_TTL_S)
@@ -234,10 +275,19 @@ class Replica:
                     await news.wait()
             news.clear()
 
+    def _mind_stop(self) -> None:
+        """Rollouts leave when Serve begins to stop the replica: users' last requests may take all of its grace."""
+        if stopping():
+            for task in self._tasks:
+                if task.get_name() == "harvest":
+                    cancel_once(task)
+
     async def _refresh_queues(self) -> None:
         for run in await self._board.runs(self._config.fleet):
             if run not in self._queues:
                 self._queues[run] = RedisQueue(self._store, run)
+        depths = [await queue.stats() for queue in self._queues.values()]
+        self._rollouts_waiting = sum(sum(depth.queued.values()) for depth in depths)
 
 
 class EngineServer(LLMServer):  # type: ignore[misc]
@@ -274,6 +324,11 @@ class EngineServer(LLMServer):  # type: ignore[misc]
         if self._replica is not None:
             self._replica.check()
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve every few seconds and handed to `services.autoscaling`."""
+        stats = None if self._replica is None else self._replica.stats()
+        return {} if stats is None else dict(stats)  # type: ignore[arg-type]
+
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         replica = self._open()
         stream = await super().chat(request, raw_request_info)
@@ -300,11 +355,13 @@ class EngineServer(LLMServer):  # type: ignore[misc]
 async def _counted(replica: Replica, stream: AsyncGenerator[Any, None], seats: int) -> AsyncGenerator[Any, None]:
     """The stream itself; the request holds as many of the users' seats until it ends or is given up."""
     faulty = False
-    with replica.users.hold(seats):
+    with replica.request(seats) as answer:
         try:
             async for item in stream:
                 faulty = faulty or is_fault(item)
+                answer.got(item)
                 yield item
+            answer.finished = True
         except Exception:
             faulty = True
             raise

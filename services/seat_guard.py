@@ -11,7 +11,9 @@ avoidance in computer networks", 1989.
 
 from dataclasses import dataclass, replace
 
-from services.slo import IdleLatency, SloConfig
+from rollout.errors import ConfigError
+from services.idle_speed import IdleSpeed
+from services.slo import SloConfig
 
 _KV_EDGE = 0.9
 """Share of the KV cache in use beyond which users' next tokens may not fit."""
@@ -46,9 +48,7 @@ class Guard:
     """What was felt earlier was felt under another limit."""
 
 
-def next_guard(
-    guard: Guard, felt: Felt, now: float, dt: float, *, slo: SloConfig, idle: IdleLatency, most: int
-) -> Guard:
+def next_guard(guard: Guard, felt: Felt, now: float, dt: float, *, slo: SloConfig, idle: IdleSpeed, most: int) -> Guard:
     """The guard after `dt` seconds more, at `now` (monotonic); `most` sequences fit into the engine."""
     pressure = _pressure(felt, slo, idle)
     if _breached(felt, slo):
@@ -76,12 +76,12 @@ def guarded_seats(guard: Guard, now: float, *, total: int, reserve: int, users: 
     return min(fitting, max(wanted, 0 if users else _MIN_ROLLOUTS))
 
 
-def _pressure(felt: Felt, slo: SloConfig, idle: IdleLatency) -> float:
+def _pressure(felt: Felt, slo: SloConfig, idle: IdleSpeed) -> float:
     """Shares of the targets that are used up; the largest counts. 0 where nothing was seen."""
     shares = [0.0]
     if slo.ttft_s is not None:
         # whoever comes next waits for the step that is running and for its own, with the batch of now
-        coming = None if felt.step_s is None else idle.ttft_s + 2 * felt.step_s
+        coming = None if felt.step_s is None else idle.first_token_s + 2 * felt.step_s
         shares += [seen / slo.ttft_s for seen in (felt.ttft_s, coming) if seen is not None]
     if slo.tpot_s is not None:
         shares += [seen / slo.tpot_s for seen in (felt.tpot_s, felt.step_s) if seen is not None]
@@ -96,3 +96,11 @@ def _breached(felt: Felt, slo: SloConfig) -> bool:
 def _decreased(guard: Guard, felt: Felt, slo: SloConfig) -> float:
     """From what the engine really had, where the limit was above it."""
     return max(1.0, min(guard.limit, float(felt.sequences)) * slo.decrease)
+
+
+def check_attainable(slo: SloConfig, idle: IdleSpeed) -> None:
+    """Raises ConfigError where a target is below what the engine does without any other work."""
+    pairs = {"ttft_s": (slo.ttft_s, idle.first_token_s), "tpot_s": (slo.tpot_s, idle.token_s)}
+    for name, (target, found) in pairs.items():
+        if target is not None and target <= found:
+            raise ConfigError(f"slo.{name}={target:g} cannot be met: the idle engine needs {found:.4g} s")

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from services.config import HarvestConfig
+from services.idle_speed import IdleSpeed
 from services.seat_guard import Felt, Guard, guarded_seats, next_guard
 from services.seats import Seats, rollout_seats
-from services.slo import IdleLatency, SloConfig
+from services.slo import SloConfig
 from services.step_log import StepLog
 from services.user_seats import UserSeats
 from services.user_window import RequestTimes, UserWindow
@@ -52,7 +53,7 @@ class SeatKeeper:
         self._engine = engine
         self._still_until = still_until
         self._clock = clock
-        self._idle = IdleLatency(0.0, 0.0)
+        self._idle = IdleSpeed(0.0, 0.0, 1.0)
         self._window = UserWindow(slo.window_s)
         self._guard = Guard(limit=harvest.user_reserve + 1.0)
         self._looked_at = clock()
@@ -67,7 +68,7 @@ class SeatKeeper:
         """Sequences, of users and rollouts together, that the SLO has room for; None without an SLO."""
         return int(self._guard.limit) if self._slo.guards else None
 
-    def calibrate(self, idle: IdleLatency) -> None:
+    def calibrate(self, idle: IdleSpeed) -> None:
         """What the engine does with one request alone."""
         self._idle = idle
 

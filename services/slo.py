@@ -1,11 +1,8 @@
-"""What users are promised, and what an engine without any work gives them."""
-
-from dataclasses import dataclass
+"""What users are promised."""
 
 from pydantic import Field
 
 from rollout.config import Settings
-from rollout.errors import ConfigError
 
 
 class SloConfig(Settings):
@@ -31,19 +28,3 @@ class SloConfig(Settings):
     def guards(self) -> bool:
         """Whether there is a target at all."""
         return self.ttft_s is not None or self.tpot_s is not None
-
-
-@dataclass(frozen=True, slots=True)
-class IdleLatency:
-    """Of one request alone on its engine, seconds."""
-
-    ttft_s: float
-    tpot_s: float
-
-
-def check_attainable(slo: SloConfig, idle: IdleLatency) -> None:
-    """Raises ConfigError where a target is below what the engine does without any other work."""
-    pairs = {"ttft_s": (slo.ttft_s, idle.ttft_s), "tpot_s": (slo.tpot_s, idle.tpot_s)}
-    for name, (target, found) in pairs.items():
-        if target is not None and target <= found:
-            raise ConfigError(f"slo.{name}={target:g} cannot be met: the idle engine needs {found:.4g} s")

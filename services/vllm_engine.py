@@ -1,7 +1,6 @@
 """The vLLM engine behind the few verbs that Nightshift needs; no other module of this package imports vllm."""
 
 import asyncio
-import statistics
 import time
 import uuid
 from collections.abc import Sequence
@@ -16,7 +15,6 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from rollout.types import FinishReason, Partial, Sampling, VersionSpan
-from services.slo import IdleLatency
 from services.step_log import StepLog
 from services.user_window import RequestTimes
 
@@ -28,8 +26,6 @@ CANARY_PRIORITY = -10
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 _CUT_AGAIN_S = 0.005
-_IDLE_PROMPT, _IDLE_TOKENS = 64, 16
-_IDLE_WARM, _IDLE_COUNTED = 2, 5
 
 
 class GenerationError(RuntimeError):
@@ -89,22 +85,6 @@ class VllmEngine:
             for name, state in states.items()
             if state.stats is not None and not state.external_req_id.startswith(_OWN)
         }
-
-    async def idle_latency(self) -> IdleLatency:
-        """Of one request alone: the median of a few, after some that are not counted. Call before users come."""
-        prompt = [i % self.vocab_size for i in range(min(_IDLE_PROMPT, self.max_model_len - _IDLE_TOKENS))]
-        found = [await self._timed(prompt) for _ in range(_IDLE_WARM + _IDLE_COUNTED)][_IDLE_WARM:]
-        return IdleLatency(*(statistics.median(values) for values in zip(*found, strict=True)))
-
-    async def _timed(self, prompt: Sequence[int]) -> tuple[float, float]:
-        """Seconds to the first token, and between tokens after it."""
-        params = SamplingParams(
-            max_tokens=_IDLE_TOKENS, ignore_eos=True, output_kind=RequestOutputKind.DELTA, detokenize=False
-        )
-        started, first = time.monotonic(), 0.0
-        async for _ in self._client.generate(tokens_input(list(prompt)), params, _own_id()):
-            first = first or time.monotonic()
-        return first - started, (time.monotonic() - first) / (_IDLE_TOKENS - 1)
 
     def begin(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None) -> "VllmGeneration":
         """Token ids in, token ids out, with the log-probabilities of the distribution that sampled."""

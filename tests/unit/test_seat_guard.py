@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.errors import ConfigError
-from services.seat_guard import Felt, Guard, guarded_seats, next_guard
-from services.slo import IdleLatency, SloConfig, check_attainable
+from services.idle_speed import IdleSpeed
+from services.seat_guard import Felt, Guard, check_attainable, guarded_seats, next_guard
+from services.slo import SloConfig
 
 TICK = 0.1
-IDLE = IdleLatency(ttft_s=0.05, tpot_s=0.02)
+IDLE = IdleSpeed(first_token_s=0.05, token_s=0.02, capacity=8.0)
 SLO = SloConfig(ttft_s=0.2, tpot_s=0.06)
 
 
@@ -41,7 +42,7 @@ class Plant:
             sequences = self.users + self.rollouts
             step = self.step_s(sequences) if sequences else None
             felt = Felt(
-                ttft_s=None if step is None or not self.users else IDLE.ttft_s + step,
+                ttft_s=None if step is None or not self.users else IDLE.first_token_s + step,
                 tpot_s=step if self.users else None,
                 step_s=step,
                 kv_usage=0.0,
@@ -134,6 +135,6 @@ def test_the_step_that_the_next_user_would_wait_for_counts_before_that_user_come
 def test_an_slo_that_the_idle_engine_cannot_meet_is_refused_with_both_values(slo: dict[str, float], named: str) -> None:
     with pytest.raises(ConfigError, match=named) as caught:
         check_attainable(SloConfig(**slo), IDLE)
-    assert str(IDLE.ttft_s if "ttft" in named else IDLE.tpot_s) in str(caught.value)
+    assert str(IDLE.first_token_s if "ttft" in named else IDLE.token_s) in str(caught.value)
     check_attainable(SLO, IDLE)
     check_attainable(SloConfig(), IDLE)

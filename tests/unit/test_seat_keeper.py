@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from services.config import HarvestConfig
+from services.idle_speed import IdleSpeed
 from services.seat_keeper import SeatKeeper
 from services.seats import Ticket
-from services.slo import IdleLatency, SloConfig
+from services.slo import SloConfig
 from services.step_log import StepLog
 from services.user_window import RequestTimes
 
@@ -43,7 +44,7 @@ def keeper_of(engine: Engine, slo: SloConfig = SLO, **harvest: object) -> SeatKe
         still_until=lambda: engine.still_until,
         clock=lambda: engine.now,
     )
-    keeper.calibrate(IdleLatency(0.05, 0.02))
+    keeper.calibrate(IdleSpeed(0.05, 0.02, 8.0))
     return keeper
 
 
