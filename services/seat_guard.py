@@ -1,8 +1,8 @@
 """How many sequences an engine may work on while its users stay within their SLO.
 
-    inside the SLO:         limit += increase_per_s * dt, where the limit is what holds rollouts back
-    near its edge:          limit *= decrease
-    outside, a breach:      limit *= decrease, and no rollout for hold_s
+    inside the SLO:       limit += increase_per_s * seats * dt, where the limit is what holds rollouts back
+    near its edge:        limit *= ease
+    outside, a breach:    limit *= decrease, and no rollout for hold_s
 
 Rollouts get what users leave of the limit, so that an engine step takes as long with many users as with few. Additive
 increase, multiplicative decrease: Chiu and Jain, "Analysis of the increase and decrease algorithms for congestion
@@ -49,15 +49,15 @@ class Guard:
 
 
 def next_guard(guard: Guard, felt: Felt, now: float, dt: float, *, slo: SloConfig, idle: IdleSpeed, most: int) -> Guard:
-    """The guard after `dt` seconds more, at `now` (monotonic); `most` sequences fit into the engine."""
+    """The guard after `dt` seconds more, at `now` (monotonic); the engine has `most` seats."""
     pressure = _pressure(felt, slo, idle)
     if _breached(felt, slo):
-        return Guard(_decreased(guard, felt, slo), closed_until=now + slo.hold_s, since=now)
+        return Guard(_less(guard, felt, slo.decrease), closed_until=now + slo.hold_s, since=now)
     if pressure > slo.headroom or felt.kv_usage > _KV_EDGE:
-        return Guard(_decreased(guard, felt, slo), closed_until=guard.closed_until, since=now)
+        return Guard(_less(guard, felt, slo.ease), closed_until=guard.closed_until, since=now)
     if felt.sequences + 1 < guard.limit:  # a limit that nothing reaches proves nothing
         return guard
-    return replace(guard, limit=min(float(most), guard.limit + slo.increase_per_s * dt))
+    return replace(guard, limit=min(float(most), guard.limit + slo.increase_per_s * most * dt))
 
 
 def guarded_seats(guard: Guard, now: float, *, total: int, reserve: int, users: int) -> int:
@@ -93,9 +93,9 @@ def _breached(felt: Felt, slo: SloConfig) -> bool:
     return any(seen is not None and target is not None and seen > target for seen, target in pairs)
 
 
-def _decreased(guard: Guard, felt: Felt, slo: SloConfig) -> float:
+def _less(guard: Guard, felt: Felt, share: float) -> float:
     """From what the engine really had, where the limit was above it."""
-    return max(1.0, min(guard.limit, float(felt.sequences)) * slo.decrease)
+    return max(1.0, share * min(guard.limit, float(felt.sequences)))
 
 
 def check_attainable(slo: SloConfig, idle: IdleSpeed) -> None:

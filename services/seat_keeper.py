@@ -99,8 +99,9 @@ class SeatKeeper:
             self._steer(now, now - before)
 
     def _steer(self, now: float, dt: float) -> None:
-        self._window.look(now, self._engine.users())
-        if (still := self._still_until()) > now:
+        still = self._still_until()
+        self._window.look(now, self._engine.users(), still=still)
+        if still > now:
             return
         was_open = now >= self._guard.closed_until
         self._guard = next_guard(
@@ -119,7 +120,7 @@ class SeatKeeper:
     def _felt(self, now: float, still: float) -> Felt:
         since = max(self._guard.since, still)
         return Felt(
-            ttft_s=self._window.ttft_s(now, since, still),
+            ttft_s=self._window.ttft_s(now, since, still=still),
             tpot_s=self._window.tpot_s(now, since),
             step_s=self._engine.step_log.step_s(max(since, now - _STEP_WINDOW_S)),
             kv_usage=self._engine.step_log.kv_usage,

@@ -17,10 +17,12 @@ class SloConfig(Settings):
     """How far back the percentiles look."""
     headroom: float = Field(default=0.8, gt=0, le=1)
     """Share of a target at which rollouts get fewer seats."""
-    increase_per_s: float = Field(default=4.0, gt=0)
-    """Seats more a second, while inside."""
-    decrease: float = Field(default=0.75, gt=0, lt=1)
-    """Share of the seats that stays, at the edge and beyond."""
+    increase_per_s: float = Field(default=0.05, gt=0, le=10)
+    """More seats a second while inside, as a share of all seats of the engine."""
+    ease: float = Field(default=0.9, gt=0, lt=1)
+    """Share of the seats that stays near a target, at each look that finds users there."""
+    decrease: float = Field(default=0.7, gt=0, lt=1)
+    """Share of the seats that rollouts come back to after a target was missed."""
     hold_s: float = Field(default=0.5, ge=0, le=60)
     """Time without rollouts after a target was missed."""
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _RANK = 0.95
+_FEWEST_REQUESTS = 20
+"""Of fewer the percentile would be the slowest, and one user with a long prompt would speak for all."""
 _FEWEST_TOKENS, _SHORTEST_S = 8, 1.0
 """A pace is taken from so many tokens, or over so long: one step with a prefill in it is not a pace."""
 
@@ -27,6 +29,10 @@ class _First:
     arrived: float
     at: float
 
+    @property
+    def ttft_s(self) -> float:
+        return self.at - self.arrived
+
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
@@ -46,10 +52,12 @@ class UserWindow:
         self._marks: dict[str, deque[_Mark]] = {}
         self._live: Mapping[str, RequestTimes] = {}
 
-    def look(self, now: float, live: Mapping[str, RequestTimes]) -> None:
-        """Take in the requests that are in the engine now, by id."""
+    def look(self, now: float, live: Mapping[str, RequestTimes], *, still: float = 0.0) -> None:
+        """Take in the requests that are in the engine now, by id. First tokens of those that arrived before `still`,
+        when generation last stood still, are not counted."""
         for name, times in live.items():
-            if times.first is not None and (name not in self._live or self._live[name].first is None):
+            new = name not in self._live or self._live[name].first is None
+            if times.first is not None and new and times.arrived >= still:
                 self._firsts.append(_First(times.arrived, times.first))
             if times.last is not None:
                 marks = self._marks.setdefault(name, deque())
@@ -58,11 +66,13 @@ class UserWindow:
         self._live = live
         self._forget(now - self._window_s)
 
-    def ttft_s(self, now: float, since: float, still: float = 0.0) -> float | None:
-        """95th percentile over requests that arrived after `since`, with the time since `still` of all that wait."""
-        found = [first.at - first.arrived for first in self._firsts if first.arrived >= since]
+    def ttft_s(self, now: float, since: float, *, still: float = 0.0) -> float | None:
+        """95th percentile over the window, or the newest few requests where it has fewer, with the time since `still`
+        of all that wait; but no more than the worst of what came up after `since`, and None where nothing did."""
         waiting = [now - max(t.arrived, still) for t in self._live.values() if t.first is None]
-        return percentile(found + waiting)
+        fresh = [first.ttft_s for first in self._firsts if first.arrived >= since] + waiting
+        all_of_them = percentile([first.ttft_s for first in self._firsts] + waiting)
+        return None if all_of_them is None or not fresh else min(all_of_them, max(fresh))
 
     def tpot_s(self, now: float, since: float) -> float | None:
         """95th percentile over requests of the mean time between the tokens they got after `since`."""
@@ -82,7 +92,7 @@ class UserWindow:
         return max(paces, default=None)
 
     def _forget(self, before: float) -> None:
-        while self._firsts and self._firsts[0].at < before:
+        while len(self._firsts) > _FEWEST_REQUESTS and self._firsts[0].at < before:
             self._firsts.popleft()
         for name, marks in list(self._marks.items()):
             while marks and marks[0].at < before and (len(marks) > 1 or name not in self._live):

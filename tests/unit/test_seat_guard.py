@@ -120,7 +120,7 @@ def test_a_limit_that_nothing_reaches_does_not_grow() -> None:
 def test_a_full_kv_cache_takes_seats_without_closing() -> None:
     seen = Felt(ttft_s=None, tpot_s=None, step_s=0.01, kv_usage=0.95, sequences=20)
     guard = next_guard(Guard(20.0), seen, 1.0, TICK, slo=SLO, idle=IDLE, most=64)
-    assert (guard.limit, guard.closed_until) == (15.0, 0.0)
+    assert (guard.limit, guard.closed_until) == (18.0, 0.0)
 
 
 def test_the_step_that_the_next_user_would_wait_for_counts_before_that_user_comes() -> None:

@@ -14,7 +14,7 @@ from services.step_log import StepLog
 from services.user_window import RequestTimes
 
 TOTAL, RESERVE = 16, 2
-SLO = SloConfig(ttft_s=0.2, tpot_s=0.06, increase_per_s=100)
+SLO = SloConfig(ttft_s=0.2, tpot_s=0.06, increase_per_s=10)
 
 
 @dataclass

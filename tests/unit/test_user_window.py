@@ -60,14 +60,28 @@ def test_what_was_felt_before_does_not_count() -> None:
     assert (window.ttft_s(1.0, 0.5), window.tpot_s(1.0, 1.01)) == (None, None)
 
 
+def test_one_slow_request_among_many_speaks_for_itself_alone_and_two_do_not() -> None:
+    window = UserWindow(5.0)
+    for number in range(1, 20):
+        window.look(float(number), {f"{number}": RequestTimes(number - 0.1, float(number), float(number), 1)})
+    window.look(20.0, {"slow": RequestTimes(19.0, 20.0, 20.0, 1)})
+    assert window.ttft_s(20.0, 0.0) == pytest.approx(0.1)
+    window.look(21.0, {"slower": RequestTimes(19.5, 21.0, 21.0, 1)})
+    assert window.ttft_s(21.0, 0.0) == pytest.approx(1.0)
+    assert window.ttft_s(21.0, 20.5) is None  # nothing new since
+
+
 def test_the_window_forgets() -> None:
     window = UserWindow(2.0)
     window.look(1.0, {"a": streaming(0.0, 0.5, 0.1, 1.0)})
     window.look(1.5, {})
     assert window.ttft_s(1.5, 0.0) == pytest.approx(0.5)
     window.look(4.0, {})
-    assert (window.ttft_s(4.0, 0.0), window.tpot_s(4.0, 0.0)) == (None, None)
+    assert window.tpot_s(4.0, 0.0) is None
     assert not window._marks
+    for number in range(60):
+        window.look(10.0 + number, {f"{number}": RequestTimes(number + 9.9, number + 10.0, number + 10.0, 1)})
+    assert len(window._firsts) <= 21
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=200))
