@@ -29,7 +29,7 @@ DELETE = """
 import json, sys, ray
 from ray import serve
 ray.init(address=sys.argv[1], log_to_driver=False)
-(name,) = [name for name in serve.status().applications[sys.argv[2]].deployments if name.startswith("LLM")]
+(name,) = [name for name in serve.status().applications[sys.argv[2]].deployments if name != "Gateway"]
 stats = serve.get_deployment_handle(name, sys.argv[2]).record_autoscaling_stats.remote().result(timeout_s=30)
 print(json.dumps(stats), flush=True)
 sys.stdin.readline()
