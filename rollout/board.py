@@ -89,6 +89,10 @@ class Heartbeat:
     """Prompt and response tokens computed once more to go on from those."""
     rollout_lost: int = 0
     """Response tokens generated here and neither handed in nor salvaged."""
+    seat_limit: int | None = None
+    """Sequences, of users and rollouts together, that the SLO has room for; None without an SLO."""
+    slo_breaches: int = 0
+    """Times that rollouts lost all seats since users' latency was outside the SLO."""
     user_failures: int = 0
     """User requests that the engine ended with an error of its own, since start."""
 

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from rollout.config import ModelConfig, Name, RedisConfig, RewardsConfig, Settings
+from services.slo import SloConfig
 
 _TAKEN = {
     "dtype": "engine.dtype",
@@ -22,8 +23,8 @@ _TAKEN = {
     "disable_log_stats": "",
 }
 """vLLM arguments that `engine.extra` may not give, and the setting to use instead. "" is where Nightshift relies on its
-own value: users before rollouts, logprobs of the distribution that sampled, pushes into the workers, the count of steps
-in the engine's statistics."""
+own value: users before rollouts and what they feel, logprobs of the distribution that sampled, pushes into the
+workers, an engine's count of its steps."""
 
 
 class EngineConfig(Settings):
@@ -64,6 +65,13 @@ class HarvestConfig(Settings):
 
     user_reserve: int = Field(default=4, ge=0)
     """Seats rollouts never take."""
+    max_seats: int | None = Field(default=None, ge=0)
+    """Most seats that rollouts take, however few users there are; without it all but the reserve."""
+    preempt: bool = True
+    """Users who find no seat free get that of the newest rollout. Without it they wait until a rollout ends."""
+    prefill_tokens: int = Field(default=512, ge=1)
+    """Prompt tokens of rollouts that the engine computes at a time: users wait for each of its steps. A larger prompt
+    is computed alone."""
     lease_s: float = Field(default=30.0, gt=1, le=3600)
     poll_s: float = Field(default=0.05, gt=0, le=10)
     """Wait between two looks into an empty queue."""
@@ -178,6 +186,7 @@ class FleetOptions(Settings):
 
     engine: EngineConfig = EngineConfig()
     harvest: HarvestConfig = HarvestConfig()
+    slo: SloConfig = SloConfig()
     push: PushConfig = PushConfig()
     health: HealthConfig = HealthConfig()
     autoscaling: AutoscalingConfig = AutoscalingConfig()

@@ -35,11 +35,12 @@ from services.purposes import leasable
 from services.reconcile import Reconciler
 from services.rehearsal import rehearse
 from services.reward_pool import RewardPool
-from services.seats import Seats, rollout_seats
+from services.seat_keeper import SeatKeeper
 from services.shared_memory import unlink_below
+from services.slo import check_attainable
 from services.staging import Staging, replica_name
 from services.swap import WeightSwap
-from services.user_seats import UserSeats, sequences
+from services.user_seats import sequences
 from services.vllm_engine import VllmEngine
 
 _BEAT_S = 1.0
@@ -66,15 +67,21 @@ class Replica:
         self._started_at = time.time()
         self._tasks: list[asyncio.Task[None]] = []
         self._rehearsal_gap: float | None = None
-        self.users = UserSeats(self._resize)
         self._staging = Staging(Path(config.push.staging_dir), self.name)
         self._swap = WeightSwap(engine, watchdog_s=config.push.watchdog_s)
         self._rewards = rewards
-        self._seats = Seats(self._capacity())
+        self.keeper = SeatKeeper(
+            total=config.engine.max_num_seqs,
+            harvest=config.harvest,
+            slo=config.slo,
+            engine=engine,
+            still_until=lambda: self._swap.still_until,
+        )
+        self.users = self.keeper.users
         self.harvester = Harvester(
             replica=self.name,
             config=config.harvest,
-            seats=self._seats,
+            seats=self.keeper.seats,
             engine=engine,
             rewards=self._rewards,
             fleet=self,
@@ -100,7 +107,8 @@ class Replica:
         )
 
     async def start(self) -> None:
-        """Rehearse, then run the loops. Raises RehearsalFailed or ConfigError: then the replica must not serve."""
+        """Rehearse, then run the loops. Raises RehearsalFailed, or ConfigError for a model or an SLO that the engine
+        cannot meet: then the replica must not serve."""
         await asyncio.to_thread(self._staging.prepare)
         await self._engine.set_version(0)
         await self._board.register_run(self._config.fleet, self._config.run)
@@ -113,8 +121,17 @@ class Replica:
                 dtype=self._engine.dtype,
                 tolerance=self._config.push.canary_tolerance,
             )
+        if self._config.slo.guards:
+            idle = await self._engine.idle_latency()
+            check_attainable(self._config.slo, idle)
+            self.keeper.calibrate(idle)
         self.health.meet(Event.STARTED)
-        loops = {"vitals": self.health.run(), "reconcile": self.reconciler.run(), "harvest": self.harvester.run()}
+        loops = {
+            "vitals": self.health.run(),
+            "reconcile": self.reconciler.run(),
+            "seats": self.keeper.run(),
+            "harvest": self.harvester.run(),
+        }
         self._tasks += [_supervised(name, loop) for name, loop in loops.items()]
 
     async def stop(self) -> None:
@@ -184,7 +201,9 @@ class Replica:
             version=self.reconciler.version,
             seats_total=self._config.engine.max_num_seqs,
             seats_users=self.users.held,
-            seats_rollouts=self._seats.held,
+            seats_rollouts=self.keeper.seats.held,
+            seat_limit=self.keeper.limit,
+            slo_breaches=self.keeper.breaches,
             rollout_tokens=tally.generated,
             user_requests=self.users.requests_ended,
             rehearsal_gap=self._rehearsal_gap,
@@ -199,12 +218,6 @@ class Replica:
             rollout_lost=tally.lost,
             user_failures=condition.user_failures,
         )
-
-    def _capacity(self) -> int:
-        return rollout_seats(self._config.engine.max_num_seqs, self._config.harvest.user_reserve, self.users.held)
-
-    def _resize(self) -> None:
-        self._seats.resize(self._capacity(), most=self._config.engine.max_num_seqs - self.users.held)
 
     async def _beat(self) -> None:
         news = self.reconciler.news

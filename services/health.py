@@ -7,6 +7,7 @@
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -47,7 +48,11 @@ class Weights(Protocol):
     """What health asks of the swaps."""
 
     broken: str
-    watched: bool
+
+    @property
+    def still_until(self) -> float:
+        """Infinite while a swap has the engine paused, within its watchdog's time."""
+        ...
 
 
 class Health:
@@ -117,7 +122,7 @@ class Health:
             at=self._clock(),
             steps=self._engine.steps,
             busy=self._engine.in_hand > probing,
-            paused=self._weights.watched,
+            paused=math.isinf(self._weights.still_until),
             probing=probing,
             answered=self._answered,
             failed=self._failed,

@@ -50,10 +50,10 @@ class WeightSwap:
         self._refresh_tied_head = refresh_tied_head
         self.broken = ""
         """Why the engine must be replaced; empty while it is well."""
-        self.watched = False
-        """Whether the engine may stand still now, for no longer than the watchdog allows."""
         self.unscored = ""
         """Why the engine did not answer the last canary; empty when it did."""
+        self.still_until = 0.0
+        """When generation last went on after a load, monotonic; infinite while it stands still."""
 
     @property
     def max_scored_tokens(self) -> int:
@@ -68,18 +68,15 @@ class WeightSwap:
         """
         if self.broken:
             raise EngineBroken(self.broken)
-        started = time.monotonic()
+        started, self.still_until = time.monotonic(), math.inf
         loading = asyncio.create_task(self._load(directory, version, fallback))
-        self.watched = True
-        try:
-            done, _ = await asyncio.wait({loading}, timeout=self._watchdog_s)
-        finally:
-            self.watched = False
+        done, _ = await asyncio.wait({loading}, timeout=self._watchdog_s)
         if not done:
             self._break(f"generation stood still for more than push.watchdog_s={self._watchdog_s}")
         if error := loading.exception():
             self._break(f"no usable weights: {error!r}")
-        return time.monotonic() - started
+        self.still_until = time.monotonic()
+        return self.still_until - started
 
     async def gap(self, canary: Canary) -> float:
         """Mean absolute difference between what the engine computes and what it should, in nats.

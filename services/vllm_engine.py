@@ -1,6 +1,8 @@
 """The vLLM engine behind the few verbs that Nightshift needs; no other module of this package imports vllm."""
 
 import asyncio
+import statistics
+import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,33 +14,26 @@ from vllm import SamplingParams
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
 from rollout.types import FinishReason, Partial, Sampling, VersionSpan
+from services.slo import IdleLatency
+from services.step_log import StepLog
+from services.user_window import RequestTimes
 
+_OWN = "nightshift-"
+"""How the ids of requests begin that are not users'; OpenAI routes make ids of their own."""
 ROLLOUT_PRIORITY = 10
 """vLLM serves lower values first; users have 0."""
 CANARY_PRIORITY = -10
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 _CUT_AGAIN_S = 0.005
+_IDLE_PROMPT, _IDLE_TOKENS = 64, 16
+_IDLE_WARM, _IDLE_COUNTED = 2, 5
 
 
 class GenerationError(RuntimeError):
     """The engine ended a sample without a result (aborted, or an output that cannot be read)."""
-
-
-class StepCounter(AggregateStatLoggerBase):  # type: ignore[misc]
-    """Counts the engine's steps: it reports its statistics once a step, one that only reads a part of a prompt too."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
-        self.steps += scheduler_stats is not None
-
-    def log_engine_initialized(self) -> None:
-        """Nothing to say."""
 
 
 class VllmEngine:
@@ -47,8 +42,8 @@ class VllmEngine:
     def __init__(self, client: AsyncLLM) -> None:
         """`client` must keep statistics (`disable_log_stats` is false)."""
         self._client = client
-        self._counter = StepCounter()
-        client.logger_manager.stat_loggers.append(self._counter)
+        self.step_log = StepLog()
+        client.logger_manager.stat_loggers.append(self.step_log)
 
     @property
     def max_model_len(self) -> int:
@@ -71,7 +66,7 @@ class VllmEngine:
     @property
     def steps(self) -> int:
         """Steps whose outcome has arrived here; no word to the engine is needed for it."""
-        return self._counter.steps
+        return self.step_log.steps
 
     @property
     def in_hand(self) -> int:
@@ -82,6 +77,34 @@ class VllmEngine:
     def dtype(self) -> str:
         """Of the weights in use, such as `float32`."""
         return str(self._client.model_config.dtype).removeprefix("torch.")
+
+    def users(self) -> dict[str, RequestTimes]:
+        """The sequences of users in the engine now, by the engine client's ids."""
+        states = self._client.output_processor.request_states
+        ahead = (
+            time.monotonic() - time.time()
+        )  # the engine client notes arrivals by the wall clock, tokens by the other
+        return {
+            name: _times(state, ahead)
+            for name, state in states.items()
+            if state.stats is not None and not state.external_req_id.startswith(_OWN)
+        }
+
+    async def idle_latency(self) -> IdleLatency:
+        """Of one request alone: the median of a few, after some that are not counted. Call before users come."""
+        prompt = [i % self.vocab_size for i in range(min(_IDLE_PROMPT, self.max_model_len - _IDLE_TOKENS))]
+        found = [await self._timed(prompt) for _ in range(_IDLE_WARM + _IDLE_COUNTED)][_IDLE_WARM:]
+        return IdleLatency(*(statistics.median(values) for values in zip(*found, strict=True)))
+
+    async def _timed(self, prompt: Sequence[int]) -> tuple[float, float]:
+        """Seconds to the first token, and between tokens after it."""
+        params = SamplingParams(
+            max_tokens=_IDLE_TOKENS, ignore_eos=True, output_kind=RequestOutputKind.DELTA, detokenize=False
+        )
+        started, first = time.monotonic(), 0.0
+        async for _ in self._client.generate(tokens_input(list(prompt)), params, _own_id()):
+            first = first or time.monotonic()
+        return first - started, (time.monotonic() - first) / (_IDLE_TOKENS - 1)
 
     def begin(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None) -> "VllmGeneration":
         """Token ids in, token ids out, with the log-probabilities of the distribution that sampled."""
@@ -109,7 +132,7 @@ class VllmEngine:
         params = SamplingParams(
             max_tokens=1, prompt_logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False
         )
-        output = await _last(self._client, token_ids, params, uuid.uuid4().hex, priority=CANARY_PRIORITY)
+        output = await _last(self._client, token_ids, params, _own_id(), priority=CANARY_PRIORITY)
         positions = output.prompt_logprobs or []
         if len(positions) != len(token_ids):
             raise GenerationError(f"asked for {len(token_ids)} prompt logprobs, got {len(positions)}")
@@ -118,7 +141,7 @@ class VllmEngine:
     async def probe(self) -> None:
         """Have it sample one token. Raises GenerationError, or what vLLM raises."""
         params = SamplingParams(max_tokens=1, output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False)
-        output = await _last(self._client, (0,), params, uuid.uuid4().hex, priority=CANARY_PRIORITY)
+        output = await _last(self._client, (0,), params, _own_id(), priority=CANARY_PRIORITY)
         if not output.outputs[0].token_ids:
             raise GenerationError("the engine ended a probe without a token")
 
@@ -169,7 +192,7 @@ class VllmGeneration:
         self._client = client
         self._prompt_ids = prompt_ids
         self._params = params
-        self._id = uuid.uuid4().hex
+        self._id = _own_id()
         self._ended = asyncio.Event()
         self._cut = False
 
@@ -216,6 +239,16 @@ class VllmGeneration:
         processor = self._client.output_processor
         names = processor.external_req_ids.get(self._id)
         return processor.request_states.get(names[0]) if names else None
+
+
+def _own_id() -> str:
+    return _OWN + uuid.uuid4().hex
+
+
+def _times(state: Any, ahead: float) -> RequestTimes:
+    stats = state.stats
+    first, last = stats.first_token_ts or None, stats.last_token_ts or None
+    return RequestTimes(stats.arrival_time + ahead, first, last, stats.num_generation_tokens)
 
 
 async def _last(

@@ -12,7 +12,7 @@ from services.config import EngineConfig
 from services.engine_arguments import engine_arguments
 from services.vllm_engine import VllmEngine
 from tests.engine_rig import SEATS, Rig
-from tests.tiny_models import build_policy
+from tests.tiny_models import build_endless_policy
 
 
 @pytest.fixture(scope="package")
@@ -21,7 +21,7 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     tmp = tmp_path_factory.mktemp("engine")
-    model = build_policy(tmp / "policy", "qwen3_tied")
+    model = build_endless_policy(tmp / "policy")
     arguments = engine_arguments(EngineConfig(dtype="float32", max_model_len=256, max_num_seqs=SEATS))
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
