@@ -26,7 +26,7 @@ _TAKEN = {
 }
 """vLLM arguments that `engine.extra` may not give, and the setting to use instead. "" is where Nightshift relies on its
 own value: users before rollouts and what they feel, logprobs of the distribution that sampled, pushes into the
-workers, the count of steps in the engine's statistics."""
+workers, an engine's count of its steps."""
 
 
 class EngineConfig(Settings):

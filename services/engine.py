@@ -27,7 +27,7 @@ from rollout.types import Purpose
 from services.autoscaling.stats import ReplicaStats
 from services.collective import InReplica, InWorker
 from services.config import FleetConfig
-from services.engine_faults import is_fault
+from services.engine_faults import faults_reported
 from services.fleet import Event
 from services.harvester import Harvester
 from services.health import Health
@@ -354,20 +354,11 @@ class EngineServer(LLMServer):  # type: ignore[misc]
 
 async def _counted(replica: Replica, stream: AsyncGenerator[Any, None], seats: int) -> AsyncGenerator[Any, None]:
     """The stream itself; the request holds as many of the users' seats until it ends or is given up."""
-    faulty = False
     with replica.request(seats) as answer:
-        try:
-            async for item in stream:
-                faulty = faulty or is_fault(item)
-                answer.got(item)
-                yield item
-            answer.finished = True
-        except Exception:
-            faulty = True
-            raise
-        finally:
-            if faulty:
-                replica.health.meet(Event.FAILED)
+        async for item in faults_reported(stream, lambda: replica.health.meet(Event.FAILED)):
+            answer.got(item)
+            yield item
+        answer.finished = True
 
 
 def _supervised(name: str, loop: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

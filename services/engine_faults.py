@@ -1,10 +1,29 @@
 """Which items of an engine's answer to a user say that the engine failed, rather than that the request was wrong."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
 
 _PREFIX = 'data: {"error"'
 _OWN_FAULT = 500
+
+T = TypeVar("T")
+
+
+async def faults_reported(answer: AsyncIterator[T], report: Callable[[], None]) -> AsyncIterator[T]:
+    """The answer itself; `report` is called once if the engine fails it, by an item or by raising. A user who leaves is
+    no failure."""
+    faulty = False
+    try:
+        async for item in answer:
+            faulty = faulty or is_fault(item)
+            yield item
+    except Exception:
+        faulty = True
+        raise
+    finally:
+        if faulty:
+            report()
 
 
 def is_fault(item: object) -> bool:

@@ -7,6 +7,7 @@
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -49,8 +50,8 @@ class Weights(Protocol):
     broken: str
 
     @property
-    def watched(self) -> bool:
-        """Whether the engine may stand still now."""
+    def still_until(self) -> float:
+        """Infinite while a swap has the engine paused, within its watchdog's time."""
         ...
 
 
@@ -121,7 +122,7 @@ class Health:
             at=self._clock(),
             steps=self._engine.steps,
             busy=self._engine.in_hand > probing,
-            paused=self._weights.watched,
+            paused=math.isinf(self._weights.still_until),
             probing=probing,
             answered=self._answered,
             failed=self._failed,

@@ -56,11 +56,6 @@ class WeightSwap:
         """When the last load ended, monotonic; infinite while generation stands still for one."""
 
     @property
-    def watched(self) -> bool:
-        """Whether the engine may stand still now, for no longer than the watchdog allows."""
-        return math.isinf(self.still_until)
-
-    @property
     def max_scored_tokens(self) -> int:
         """Canaries are compared up to this length."""
         return self._engine.max_scored_tokens

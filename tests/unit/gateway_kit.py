@@ -128,6 +128,7 @@ def heartbeat(replica: str = "r1", state: ReplicaState = ReplicaState.HEALTHY) -
         rollout_tokens=1234,
         user_requests=3,
         rehearsal_gap=0.001,
+        user_failures=2,
     )
 
 

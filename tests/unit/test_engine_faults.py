@@ -1,11 +1,12 @@
 """Which answers to users are the engine's own failures."""
 
 import json
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
 import pytest
 
-from services.engine_faults import is_fault
+from services.engine_faults import faults_reported, is_fault
 
 
 def event(code: object) -> str:
@@ -39,3 +40,37 @@ def test_errors_of_the_engine_are_faults(item: object) -> None:
 )
 def test_refusals_and_answers_are_not(item: object) -> None:
     assert not is_fault(item)
+
+
+async def answer(*items: object, raises: bool = False) -> AsyncIterator[object]:
+    for item in items:
+        yield item
+    if raises:
+        raise RuntimeError("the engine has ended")
+
+
+async def reports(stream: AsyncIterator[object]) -> tuple[list[object], int]:
+    """What came through, and how often a failure was reported."""
+    reported: list[None] = []
+    passed = []
+    try:
+        async for item in faults_reported(stream, lambda: reported.append(None)):
+            passed.append(item)
+    except RuntimeError:
+        passed.append("raised")
+    return passed, len(reported)
+
+
+async def test_an_answer_that_fails_is_reported_once_and_passed_on() -> None:
+    assert await reports(answer("a", "b")) == (["a", "b"], 0)
+    assert await reports(answer("a", event(400))) == (["a", event(400)], 0)
+    assert await reports(answer(event(500), event(503))) == ([event(500), event(503)], 1)
+    assert await reports(answer("a", raises=True)) == (["a", "raised"], 1)
+
+
+async def test_a_user_who_leaves_is_no_failure_of_the_engine() -> None:
+    reported: list[None] = []
+    stream = faults_reported(answer("a", "b"), lambda: reported.append(None))
+    assert await anext(stream) == "a"
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert reported == []

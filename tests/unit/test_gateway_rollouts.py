@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from rollout.board import ReplicaState
 from rollout.memory_queue import MemoryQueue
 from rollout.queue import QueueLimits
 from rollout.types import Purpose
@@ -293,6 +294,7 @@ async def test_status_and_metrics_show_fleet_ledger_and_seats(http: httpx.AsyncC
     page = (await http.get("/metrics", headers=bearer(ADMIN))).text
     assert 'nightshift_groups{run="default",state="delivered"} 1.0' in page
     assert 'nightshift_queue_depth{purpose="collect",run="default",state="queued"} 1.0' in page
+    assert 'nightshift_replica_user_failures{replica="r1"} 2.0' in page
     assert "nightshift_user_ttft_seconds_bucket" in page
 
 
@@ -300,7 +302,8 @@ async def test_free_seats_of_one_replica_are_not_lost_to_the_queue_of_another(
     http: httpx.AsyncClient, gateway: Kit
 ) -> None:
     crowded = replace(heartbeat("r2"), seats_users=40)
-    gateway.board.replicas_alive = [heartbeat("r1"), crowded]
+    dead = heartbeat("r3", ReplicaState.DEAD)
+    gateway.board.replicas_alive = [heartbeat("r1"), crowded, dead]
     seats = (await http.get("/v1/status", headers=bearer(ADMIN))).json()["seats"]
     assert seats == {"total": 16, "users": 41, "rollouts": 10, "free": 2}
 

@@ -1,6 +1,7 @@
 """A replica's health from all its sides, on an engine that does what the test says."""
 
 import asyncio
+import math
 
 from rollout.board import ReplicaState
 from services.config import HealthConfig
@@ -36,7 +37,7 @@ class Engine:
 
 class Weights:
     broken = ""
-    watched = False
+    still_until = 0.0
 
 
 class Stand:
@@ -121,9 +122,9 @@ async def test_weights_without_trust_end_harvesting_before_the_next_look() -> No
 async def test_a_pause_longer_than_all_bounds_is_healthy_and_a_broken_swap_is_dead() -> None:
     stand = Stand()
     await stand.look()
-    stand.engine.users, stand.weights.watched = 3, True
+    stand.engine.users, stand.weights.still_until = 3, math.inf
     assert await stand.look(100) is ReplicaState.HEALTHY
-    stand.weights.watched, stand.weights.broken = False, "generation stood still"
+    stand.weights.still_until, stand.weights.broken = 1.0, "generation stood still"
     condition = stand.health.now()
     assert (condition.state, condition.reason) == (ReplicaState.DEAD, "generation stood still")
 
