@@ -8,7 +8,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,17 @@ from services.harvester import Harvester
 from services.health import Health
 from services.idle_speed import measure
 from services.logs import plain_logs
+from services.loops import cancel_named, cancel_once, supervised
 from services.purposes import leasable
 from services.reconcile import Reconciler
 from services.rehearsal import rehearse
+from services.replica_stats import replica_stats
 from services.reward_pool import RewardPool
 from services.seat_guard import check_attainable
 from services.seat_keeper import SeatKeeper
 from services.shared_memory import unlink_below
 from services.staging import Staging, replica_name
-from services.stopping import cancel_once, stopping
+from services.stopping import stopping
 from services.swap import WeightSwap
 from services.user_load import Answer, UserLoad
 from services.user_seats import sequences
@@ -118,7 +120,7 @@ class Replica:
         await asyncio.to_thread(self._staging.prepare)
         await self._engine.set_version(0)
         await self._board.register_run(self._config.fleet, self._config.run)
-        self._tasks = [_supervised("heartbeat", self._beat())]
+        self._tasks = [supervised("heartbeat", self._beat())]
         if self._config.push.rehearsal:
             self._rehearsal_gap = await rehearse(
                 self._swap,
@@ -135,7 +137,7 @@ class Replica:
             "seats": self.keeper.run(),
             "harvest": self.harvester.run(),
         }
-        self._tasks += [_supervised(name, loop) for name, loop in loops.items()]
+        self._tasks += [supervised(name, loop) for name, loop in loops.items()]
 
     async def stop(self) -> None:
         """Give the leases back, leave the board and the shared memory."""
@@ -234,17 +236,12 @@ class Replica:
         """What the autoscaler asks; None before the engine's speed is known."""
         if self._load is None:
             return None
-        seats = self.keeper.seats
-        return ReplicaStats(
-            user_arrivals_per_s=self._load.arrivals_per_s,
-            idle_service_s=self._load.idle_service_s,
-            user_capacity=self._load.capacity,
-            user_seats_held=self.users.held,
-            seats=self._config.engine.max_num_seqs,
-            rollout_seats=max(seats.capacity, seats.held),
-            rollout_seats_held=seats.held,
+        return replica_stats(
+            self._load,
+            self.users,
+            self.keeper.seats,
+            total=self._config.engine.max_num_seqs,
             rollouts_waiting=self._rollouts_waiting,
-            lent=0,
         )
 
     async def _measure_idle(self) -> None:
@@ -278,9 +275,7 @@ class Replica:
     def _mind_stop(self) -> None:
         """Rollouts leave when Serve begins to stop the replica: users' last requests may take all of its grace."""
         if stopping():
-            for task in self._tasks:
-                if task.get_name() == "harvest":
-                    cancel_once(task)
+            cancel_named(self._tasks, "harvest")
 
     async def _refresh_queues(self) -> None:
         for run in await self._board.runs(self._config.fleet):
@@ -359,14 +354,3 @@ async def _counted(replica: Replica, stream: AsyncGenerator[Any, None], seats: i
             answer.got(item)
             yield item
         answer.finished = True
-
-
-def _supervised(name: str, loop: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    task = asyncio.create_task(loop, name=name)
-    task.add_done_callback(_report)
-    return task
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("loop_ended", loop=task.get_name(), error=repr(error))

@@ -4,9 +4,6 @@ Serve calls a deployment's `__del__` only when its last request has ended, or ne
 `graceful_shutdown_timeout_s`. The actor around the deployment knows from the start, and no public interface says so.
 """
 
-import asyncio
-from typing import Any
-
 import ray
 
 
@@ -15,9 +12,3 @@ def stopping() -> bool:
     worker = ray._private.worker.global_worker
     actor = worker.actors.get(worker.actor_id)
     return bool(getattr(getattr(actor, "_replica_impl", None), "_shutting_down", False))
-
-
-def cancel_once(task: asyncio.Task[Any]) -> None:
-    """A second cancel would also end what the task does about the first."""
-    if not task.cancelling():
-        task.cancel()

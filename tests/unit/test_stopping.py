@@ -1,6 +1,7 @@
 import asyncio
 
-from services.stopping import cancel_once, stopping
+from services.loops import cancel_named, cancel_once
+from services.stopping import stopping
 
 
 def test_nothing_stops_outside_a_replica() -> None:
@@ -19,9 +20,9 @@ async def test_a_farewell_is_not_cut_short_by_who_cancels_again() -> None:
             await said.wait()
             farewell.append("leases given back")
 
-    task = asyncio.create_task(loop())
+    task = asyncio.create_task(loop(), name="harvest")
     await begun.wait()
-    cancel_once(task)
+    cancel_named([task], "harvest")
     await asyncio.sleep(0)
     cancel_once(task)
     await asyncio.sleep(0)
