@@ -72,6 +72,8 @@ max_num_seqs = 16
 
 [fleet.harvest]
 user_reserve = 4
+lease_s = 5
+salvage_tokens = 16
 
 [fleet.autoscaling]
 max_replicas = {max_replicas}

@@ -1,5 +1,5 @@
-"""An engine dies, then its replica, as the kernel's OOM killer ends them: no accepted group is lost, the rest of the
-engine goes with the replica, and another one comes.
+"""A replica dies, or its engine and then the replica, as the kernel's OOM killer ends them: no accepted group is lost,
+samples go on from what was salvaged, the rest of the engine goes with the replica, and another one comes.
 """
 
 import os
@@ -52,6 +52,22 @@ def leased(client: RolloutClient, rollout: str) -> None:
     while not client.get(rollout).counts.get("leased"):
         assert time.monotonic() < deadline, client.get(rollout)
         time.sleep(0.02)
+
+
+def test_a_killed_replicas_samples_go_on_elsewhere_from_the_tokens_that_redis_has(fleet: RunningFleet) -> None:
+    victim = healthy_replica(fleet, besides=set())
+    others = {replica["replica"] for replica in replicas(fleet)}
+    with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
+        rollout = client.submit([f"q{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 64}).id
+        while client.get(rollout).counts.get("delivered", 0) < _GROUPS // 20:
+            time.sleep(0.02)
+        os.kill(victim["pid"], signal.SIGKILL)
+        assert client.get(rollout).counts.get("delivered", 0) < _GROUPS, "killed at its work"
+        healthy_replica(fleet, besides=others)
+        assert [group.state for group in client.stream(rollout, wait_s=_HEALTHY_S)] == ["delivered"] * _GROUPS
+    time.sleep(2)  # the next heartbeats
+    assert sum(replica["rollout_salvaged"] for replica in replicas(fleet)) > 0
+    assert status_of_a_users_request(fleet) == 200
 
 
 def test_a_dead_engine_loses_no_group_and_ends_with_its_replica_for_which_another_comes(fleet: RunningFleet) -> None:
