@@ -180,5 +180,5 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.disable(logging.WARNING)
     main()
