@@ -48,6 +48,11 @@ def cells(arms: Sequence[str], loads: Sequence[str], sweep: Sequence[int]) -> li
     return found
 
 
+def resting(slo: Slo) -> Settings:
+    """No rollouts, and those that are running leave at once, as they do when a guarded engine has no room for them."""
+    return {**NO_ROLLOUTS, "slo": {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s}}
+
+
 def settings(cell: Cell, slo: Slo) -> Settings:
     """What the replica is told for a cell; the settings it is not told are those it started with."""
     targets = {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s}

@@ -13,7 +13,7 @@ from rollout.redis_store import RedisStore
 from tests.fake_trainer import FakeTrainer
 
 from .answers import Answer
-from .arms import ARRIVAL, DAY, NO_ROLLOUTS, ROLLOUTS, Cell, settings
+from .arms import ARRIVAL, DAY, NO_ROLLOUTS, ROLLOUTS, Cell, resting, settings
 from .arrivals import before, day, poisson
 from .beats import Watch
 from .fleet import CoserveFleet
@@ -72,14 +72,14 @@ class Session:
 
     async def cell(self, cell: Cell, slo: Slo, capacity: float) -> Seen:
         """Raises RuntimeError where the engine does not come to rest after it."""
-        await self._rest()
+        await self._rest(slo)
         pushes, beats = len(self.pusher.pushes), len(self._watch.beats)
         earlier, counted = await self._watch.heartbeat(), await self._fleet.engine_tokens()
         rate = self._rate(cell, capacity)
         await self._fleet.reconfigure(settings(cell, slo))
         async with self._beside(cell):
             span = await self._span(cell, rate)
-        await self._rest()
+        await self._rest(slo)
         return Seen(
             cell=cell,
             rate=rate,
@@ -145,9 +145,9 @@ class Session:
         count = self._plan.users if cell.seats is None else self._plan.sweep_users
         return poisson(rate, count, seed=self._plan.seed)
 
-    async def _rest(self) -> None:
+    async def _rest(self, slo: Slo) -> None:
         """Returns when a heartbeat says that the engine has nothing to do: rollouts are cut, and back in the queue."""
-        await self._fleet.reconfigure(NO_ROLLOUTS)
+        await self._fleet.reconfigure(resting(slo))
         asked, until = time.time(), time.monotonic() + _DRAIN_S
         while not _at_rest(beat := await self._watch.heartbeat(), asked):
             if time.monotonic() > until:
