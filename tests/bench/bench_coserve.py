@@ -63,8 +63,11 @@ def main() -> None:
         CoserveFleet(Path(directory), model=model, port=arguments.port, seats=plan.seats) as fleet,
         Users(fleet.door) as users,
     ):
-        asyncio.run(_measure(fleet, users, plan, figures, Path(directory)))
-    draw(out / "coserve.png", figures.content)
+        try:
+            asyncio.run(_measure(fleet, users, plan, figures, Path(directory)))
+        finally:
+            if figures.cells:
+                draw(out / "coserve.png", figures.content)
     print("\n".join(f"{name}: {words}" for name, words in DEFINITIONS.items()))
     print(f"\n{table(figures.cells)}\n\n{json.dumps(figures.content['comparison'], indent=2)}", flush=True)
 

@@ -11,6 +11,8 @@ from .report import Record
 _COLOURS = {USERS: "0.55", GUARD: "C0", UNGUARDED: "C3"}
 _NAMES = {USERS: "users only", GUARD: "with the guard", UNGUARDED: "without (priority only)"}
 _WIDTH = 0.26
+_BELOW = 20
+"""How far the axis of a latency goes below its limit, a factor."""
 
 
 def draw(path: Path, figures: Mapping[str, Any]) -> None:
@@ -50,6 +52,7 @@ def _latency(axis: Any, cells: Mapping[str, Record], loads: Sequence[str], name:
     _bars(axis, cells, loads, lambda cell: (cell[name]["p95"] or 0.0, cell[name]["p95_interval"]))
     axis.axhline(limit, color="k", linestyle=":", linewidth=1)
     axis.set(title=f"{'TTFT' if name == 'ttft_s' else 'TPOT'}, p95 (dotted: SLO)", ylabel="seconds", yscale="log")
+    axis.set_ylim(bottom=limit / _BELOW)
 
 
 def _attainment(axis: Any, cells: Mapping[str, Record], loads: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from .slo import FACTOR, TARGET
 Record = Mapping[str, Any]
 
 DEFINITIONS: Mapping[str, str] = {
-    "TTFT": "first token minus the scheduled arrival, at the client",
+    "TTFT": "first token minus the scheduled arrival, at the client; percentiles are of those that were answered",
     "TPOT": "(last - first token) / (tokens - 1) of one request, at the client",
     "SLO": f"{FACTOR:g} x the 95th percentile of TTFT and of TPOT of users alone, one at a time, in the same run",
     "attainment": "share of requests inside both limits; one that failed is not",

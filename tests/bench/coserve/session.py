@@ -14,7 +14,7 @@ from tests.fake_trainer import FakeTrainer
 
 from .answers import Answer
 from .arms import ARRIVAL, DAY, NO_ROLLOUTS, ROLLOUTS, Cell, resting, settings
-from .arrivals import before, day, poisson
+from .arrivals import before, day, day_curve, poisson
 from .beats import Watch
 from .fleet import CoserveFleet
 from .measure import Seen
@@ -98,6 +98,10 @@ class Session:
             return self._plan.day_peak * capacity
         return float(cell.load) / 100 * capacity if cell.load else 0.0
 
+    def _first_rate(self, cell: Cell, rate: float) -> float:
+        """Of the warm-up."""
+        return rate * day_curve(self._plan.seed)(0.0) if cell.load == DAY else rate
+
     @asynccontextmanager
     async def _beside(self, cell: Cell) -> AsyncIterator[None]:
         """What goes on beside the users of a cell."""
@@ -125,7 +129,7 @@ class Session:
             return await self._arrivals(cell)
         times = self._times(cell, rate)
         start = time.time() + _LEAD_S + self._plan.warm_s
-        warm = before(self._plan.warm_s, rate, seed=self._plan.seed + 1)
+        warm = before(self._plan.warm_s, self._first_rate(cell, rate), seed=self._plan.seed + 1)
         at = [start + s for s in (*warm, *times)]
         answers = await self._users.crowd(at, name=cell.key, measured_from=start)
         return _Span(start, start + (self._plan.day_s if cell.load == DAY else times[-1]), answers)
