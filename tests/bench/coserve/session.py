@@ -29,6 +29,8 @@ _LEAD_S = 1.0
 _DRAIN_S = 90.0
 _WRITER_S = 86_400.0
 _ARRIVAL_PAUSE_S = (0.2, 1.5)
+_ARRIVAL_TOKENS = 16
+"""Enough to see how long a step takes; the first is what counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ class Session:
         await asyncio.sleep(self._plan.warm_s)
         source, start = random.Random(self._plan.seed), time.time()
         pauses = [source.uniform(*_ARRIVAL_PAUSE_S) for _ in range(self._plan.arrival_users)]
-        answers = await self._users.alone(pauses, name=cell.key)
+        answers = await self._users.alone(pauses, name=cell.key, tokens=_ARRIVAL_TOKENS)
         return _Span(start, time.time(), answers)
 
     def _times(self, cell: Cell, rate: float) -> Sequence[float]:

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 
@@ -55,10 +55,11 @@ class Users:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, _crowd, self._door, tuple(at), name, measured_from)
 
-    async def alone(self, pauses_s: Sequence[float], *, name: str) -> list[Answer]:
-        """One user after another, each so long after the answer to the one before."""
+    async def alone(self, pauses_s: Sequence[float], *, name: str, tokens: int | None = None) -> list[Answer]:
+        """One user after another, each so long after the answer to the one before; `tokens` instead of the door's."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, _alone, self._door, tuple(pauses_s), name)
+        door = replace(self._door, tokens=self._door.tokens if tokens is None else tokens)
+        return await loop.run_in_executor(self._pool, _alone, door, tuple(pauses_s), name)
 
 
 def _crowd(door: Door, at: Sequence[float], name: str, measured_from: float) -> list[Answer]:
