@@ -37,7 +37,7 @@ from coserve.session import Session, session
 from coserve.slo import CapacitySearch, Slo, slo_of
 from coserve.users import Users
 from environment import machine, versions
-from large_policy import large_policy
+from random_policy import filler_tokenizer, random_policy
 
 _CACHE = Path("runs/.cache")
 _PORT = 8766
@@ -57,7 +57,7 @@ def main() -> None:
         "plan": asdict(plan),
     }
     figures = Figures(out / "coserve.json", head, resume=arguments.resume)
-    model = large_policy(_CACHE / "large-policy")
+    model = random_policy(_CACHE / "filler-policy", "50m", filler_tokenizer())
     with (
         tempfile.TemporaryDirectory(prefix="ns-bench-") as directory,
         CoserveFleet(Path(directory), model=model, port=arguments.port, seats=plan.seats) as fleet,

@@ -23,7 +23,8 @@ DEFINITIONS: Mapping[str, str] = {
     "efficiency": "harvested / ((1 - rho) x rollouts-only)",
     "oracle": "the constant number of rollout seats, users taking seats back, that harvests most with an attainment at "
     f"most {100 * MARGIN:g} point below users only",
-    "not_delivered": "tokens by the engine's own counter less those users got, those rollouts kept and one a canary",
+    "not_delivered": "tokens by the engine's own counter less those users got, those rollouts kept and one a canary "
+    "(and with what an engine at rest made to prove that it lives)",
     "felt": "longest wait for a token, the first included, of any user whose answer overlaps a push",
     "interval": "95 % by bootstrap over users (differences: over pairs of the same user), harvest over parts of 10 s",
 }
