@@ -73,8 +73,7 @@ class Session:
         return attainment(await self._users.crowd(at, name=f"probe-{number}"), slo)
 
     async def cell(self, cell: Cell, slo: Slo, capacity: float) -> Seen:
-        """Raises RuntimeError where the engine does not come to rest after it."""
-        await self._rest(slo)
+        """Of an engine at rest, which it is after it too. Raises RuntimeError where it does not come to rest."""
         pushes, beats = len(self.pusher.pushes), len(self._watch.beats)
         earlier, counted = await self._watch.heartbeat(), await self._fleet.engine_tokens()
         rate = self._rate(cell, capacity)
