@@ -8,7 +8,7 @@ DEMO_ARGS ?=
 RECIPE ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo demo-ppo test test-fleet test-trainer e2e-demo e2e-train unit check check-types units-1 units-2 bench-loop bench-staleness bench-trainer gpu-check lock clean
+.PHONY: help setup demo demo-ppo test test-fleet test-trainer e2e-demo e2e-train unit check check-types units-1 units-2 bench-coserve bench-loop bench-staleness bench-trainer gpu-check lock clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -53,6 +53,10 @@ check-types:
 
 units-1 units-2: # half of them each, by their first letters
 	@$(PY) -m pytest $(wildcard tests/unit/test_$(if $(filter %-1,$@),[a-g],[h-z])*.py) --quiet $(PYTEST_ARGS)
+
+bench-coserve: setup ## users and rollouts on one engine, arm by arm, into runs/bench/coserve.json and .png; QUICK=1, ARMS="users guard", RESUME=1
+	@PYTHONPATH=$(CURDIR) $(PY) tests/bench/bench_coserve.py $(if $(filter-out 0,$(QUICK)),--quick) $(if $(filter-out 0,$(RESUME)),--resume) \
+		$(addprefix --arms ,$(ARMS)) $(BENCH_ARGS)
 
 bench-loop: setup ## every ratio of the loop into runs/bench/loop.json and loop.png
 	@$(PY) tests/bench/bench_loop.py $(BENCH_ARGS)

@@ -1,6 +1,7 @@
 """Settings of the fleet: engines, gateway, autoscaling."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -260,3 +261,26 @@ class FleetConfig(FleetOptions):
     model: ModelConfig
     redis: RedisConfig = RedisConfig()
     rewards: RewardsConfig = RewardsConfig()
+
+
+_LIVE: Mapping[str, frozenset[str]] = {
+    "harvest": frozenset({"user_reserve", "max_seats", "preempt", "purposes"}),
+    "slo": frozenset(SloConfig.model_fields),
+}
+"""Settings by section that a running replica can take."""
+
+
+def reconfigured(config: FleetConfig, changes: Mapping[str, Mapping[str, Any]]) -> FleetConfig:
+    """`config` with other settings of how rollouts share the engines.
+
+    Raises ValueError for a setting that needs a restart, or a value that the configuration would not take.
+    """
+    for section, settings in changes.items():
+        if fixed := sorted(set(settings) - _LIVE.get(section, frozenset())):
+            raise ValueError(f"{section}.{fixed[0]} cannot change while replicas run; {_live_names()} can")
+    values = config.model_dump()
+    return FleetConfig.model_validate(values | {name: values[name] | dict(changes[name]) for name in changes})
+
+
+def _live_names() -> str:
+    return ", ".join(f"{section}.{name}" for section, names in _LIVE.items() for name in sorted(names))

@@ -26,7 +26,7 @@ from rollout.redis_store import RedisStore
 from rollout.types import Purpose
 from services.autoscaling.stats import ReplicaStats
 from services.collective import InReplica, InWorker
-from services.config import FleetConfig
+from services.config import FleetConfig, reconfigured
 from services.engine_faults import faults_reported
 from services.fleet import Event
 from services.harvester import Harvester
@@ -152,6 +152,14 @@ class Replica:
             await self._board.retire(self._config.fleet, self.name)
         await self._store.close()
 
+    def reconfigure(self, config: FleetConfig) -> None:
+        """Share the engine by these settings from now on; see `config.reconfigured` for which may differ.
+
+        Raises ConfigError for an SLO that the engine cannot meet.
+        """
+        self.keeper.configure(config.harvest, config.slo)
+        self._config = config
+
     def check(self) -> None:
         """Raises ReplicaUnhealthy when the engine cannot be used any more or a loop has ended."""
         self.check_engine()
@@ -209,7 +217,7 @@ class Replica:
             seats_rollouts=self.keeper.seats.held,
             seat_limit=self.keeper.limit,
             slo_breaches=self.keeper.breaches,
-            rollout_tokens=tally.generated,
+            rollout_tokens=tally.generated + self.harvester.in_flight,
             user_requests=self.users.requests_ended,
             rehearsal_gap=self._rehearsal_gap,
             pushes=tuple(self.reconciler.pushes),
@@ -313,6 +321,14 @@ class EngineServer(LLMServer):  # type: ignore[misc]
             raise
         self._replica = Replica(self._fleet, VllmEngine(self.engine._engine_client), store, rewards)
         await self._replica.start()
+
+    async def reconfigure(self, user_config: dict[str, dict[str, Any]]) -> None:
+        """Serve's `user_config`: what differs from the settings the fleet was built with, without a restart.
+
+        Raises ValueError, see `config.reconfigured`, and ConfigError for an SLO that the engine cannot meet.
+        """
+        if self._replica is not None:
+            self._replica.reconfigure(reconfigured(self._fleet, user_config))
 
     async def check_health(self) -> None:
         await super().check_health()

@@ -68,6 +68,11 @@ class GroupWork:
         return not any(run.seated for run in self._runs) and not all(run.finished for run in self._runs)
 
     @property
+    def in_flight(self) -> int:
+        """Tokens of its requests in the engine."""
+        return sum(run.in_flight for run in self._runs)
+
+    @property
     def unsaved(self) -> int:
         """Tokens that the queue does not keep."""
         return sum(run.unsaved for run in self._runs)

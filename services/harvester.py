@@ -110,6 +110,11 @@ class Harvester:
         finally:
             await self._return_all()
 
+    @property
+    def in_flight(self) -> int:
+        """Tokens of the samples that the engine works on, which the tally does not have yet."""
+        return sum(held.work.in_flight for held in self._held.values())
+
     def give_up(self, reason: str, version: int) -> None:
         """Abort all work in flight and give its leases back; tokens of `version`, and what follows them, go."""
         for held in self._held.values():
@@ -133,9 +138,8 @@ class Harvester:
         queues = self._fleet.queues()
         for offset in range(len(queues)):
             queue = queues[(self._turn + offset) % len(queues)]
-            if not (purposes := self._fleet.purposes(queue.run)):
-                continue
-            leases = await self._lease(queue, purposes)
+            purposes = self._fleet.purposes(queue.run)
+            leases = await self._lease(queue, purposes) if purposes else []
             for lease in leases:
                 await self._admit(queue, lease)
             if leases:
@@ -145,9 +149,8 @@ class Harvester:
 
     async def _lease(self, queue: RolloutQueue, purposes: Sequence[Purpose]) -> list[Lease]:
         """At most one; a lease that arrives while the harvester is being stopped is given back."""
-        asking = asyncio.ensure_future(
-            queue.lease(self._replica, count=1, lease_s=self._config.lease_s, purposes=purposes)
-        )
+        lease_s = self._config.lease_s
+        asking = asyncio.ensure_future(queue.lease(self._replica, count=1, lease_s=lease_s, purposes=purposes))
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:

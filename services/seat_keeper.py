@@ -8,7 +8,7 @@ from typing import Protocol
 
 from services.config import HarvestConfig
 from services.idle_speed import IdleSpeed
-from services.seat_guard import Felt, Guard, guarded_seats, next_guard
+from services.seat_guard import Felt, Guard, check_attainable, guarded_seats, next_guard
 from services.seats import Seats, rollout_seats
 from services.slo import SloConfig
 from services.step_log import StepLog
@@ -73,7 +73,11 @@ class SeatKeeper:
         self._idle = idle
 
     def configure(self, harvest: HarvestConfig, slo: SloConfig) -> None:
-        """Other settings from now on; what was learned under the old ones is forgotten."""
+        """Other settings from now on; what was learned under the old ones is forgotten.
+
+        Raises ConfigError, and changes nothing, for an SLO that the idle engine cannot meet.
+        """
+        check_attainable(slo, self._idle)
         self._harvest, self._slo = harvest, slo
         self._window = UserWindow(slo.window_s)
         self._guard = Guard(limit=harvest.user_reserve + 1.0, since=self._clock())

@@ -17,7 +17,6 @@ import importlib.metadata
 import json
 import multiprocessing
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from typing import Any
 
 import harvest
 import queue_life
+from copying import copy_times
 from environment import machine, versions
 from large_policy import large_policy
 from loop_run import BenchFleet, Loop, steady_step_s
@@ -185,25 +185,6 @@ def push_figures(
 
 def _push_bytes(pushes: Sequence[Mapping[str, Any]]) -> int:
     return int(max(push["num_bytes"] for push in pushes))
-
-
-def copy_times(size: int, directory: Path) -> list[float]:
-    """Seconds of five copies of `size` bytes inside `directory`, each durable at its end."""
-    return [_copy_s(size, directory) for _ in range(5)]
-
-
-def _copy_s(size: int, directory: Path) -> float:
-    source, target = directory / "copy.source", directory / "copy.target"
-    source.write_bytes(os.urandom(size))
-    started = time.perf_counter()
-    with source.open("rb") as reader, target.open("wb") as writer:
-        shutil.copyfileobj(reader, writer, 1 << 20)
-        writer.flush()
-        os.fsync(writer.fileno())
-    elapsed = time.perf_counter() - started
-    source.unlink()
-    target.unlink()
-    return elapsed
 
 
 def _trl(path: Path, model: Path, prompts: Path, *, steps: int, groups: int, tokens: int) -> dict[str, Any]:

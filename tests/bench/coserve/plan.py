@@ -1,0 +1,45 @@
+"""How much is measured: of how many users, for how long, at which loads."""
+
+from dataclasses import dataclass, replace
+
+from .arms import ARMS, DAY, GUARD, LOADS, ROLLOUTS, SWEEP, UNGUARDED, USERS
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Of the full run."""
+
+    arms: tuple[str, ...] = ARMS
+    loads: tuple[str, ...] = (*LOADS, DAY)
+    sweep: tuple[int, ...] = SWEEP
+    seed: int = 1
+    seats: int = 32
+    """Of the engine."""
+    users: int = 300
+    """Of an arm at a load."""
+    sweep_users: int = 120
+    """Of each constant at a load: the first so many of the same users."""
+    idle_users: int = 60
+    probe_users: int = 60
+    """Of each rate that the capacity search tries."""
+    confirm_users: int = 120
+    arrival_users: int = 100
+    day_s: float = 300.0
+    """What a day takes."""
+    day_peak: float = 0.8
+    """Share of capacity in the day's busiest hour."""
+    warm_s: float = 10.0
+    """Before each cell's measured time."""
+    rollouts_s: float = 120.0
+    push_every_s: float = 20.0
+
+
+QUICK = replace(
+    Plan(),
+    arms=(ROLLOUTS, USERS, GUARD, UNGUARDED),
+    loads=("50",),
+    users=200,
+    idle_users=40,
+    rollouts_s=45.0,
+)
+"""Within a quarter of an hour on two cores."""

@@ -1,0 +1,109 @@
+"""New weights every so often, as a trainer would push them, without a trainer's work on the same cores.
+
+Two sets of weights with their canaries are made before anything is measured. Each push copies one of them into a new
+version directory and then takes the way of every push: artefact, epoch, broadcast, canary.
+"""
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rollout.board import AppliedPush
+from rollout.errors import NightshiftError
+from rollout.weights import MANIFEST, WeightManifest, version_dir
+from tests.fake_trainer import FakeTrainer
+
+from .answers import Answer
+
+_NOISE = 0.002
+"""A tenth of the random policy's own spread: far more than a training step, and the policy stays as random."""
+_DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """One version from its publication to its proof."""
+
+    version: int
+    published_at: float
+    """Unix seconds: before the artefact's first byte is written."""
+    verified_at: float | None
+    """None where no replica proved it in time."""
+    applied: AppliedPush | None
+    error: str = ""
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.verified_at is None else self.verified_at - self.published_at
+
+
+class Pusher:
+    """Pushes while `run` runs."""
+
+    def __init__(self, trainer: FakeTrainer) -> None:
+        self._trainer = trainer
+        self._sets: list[WeightManifest] = []
+        self.pushes: list[Push] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one version."""
+        return self._sets[0].num_bytes
+
+    async def prepare(self) -> None:
+        """Make the two sets of weights; takes seconds of all cores."""
+        self._sets = [await self._trainer.publish(noise=_NOISE) for _ in range(2)]
+
+    async def run(self, every_s: float, stop: asyncio.Event) -> None:
+        """One push every `every_s` seconds, or as soon as the one before has ended; a push that has begun is ended."""
+        due = time.monotonic()
+        while not stop.is_set():
+            due = max(due + every_s, time.monotonic())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(due - time.monotonic()):
+                    await stop.wait()
+                    return
+            self.pushes.append(await self._push())
+
+    async def _push(self) -> Push:
+        published_at = time.time()
+        version = await self._trainer.board.reserve_version(self._trainer.run, self._trainer.token, at_least=1)
+        source = self._sets[version % 2]
+        manifest = replace(source, version=version, step=version, created_ms=int(published_at * 1000))
+        try:
+            async with asyncio.timeout(_DEADLINE_S):
+                await asyncio.to_thread(self._write, source, manifest)
+                await self._trainer.push(manifest, replicas=1)
+            beat = await self._trainer.beat_where(lambda beat: any(p.version == version for p in beat.pushes))
+        except (NightshiftError, OSError, RuntimeError, TimeoutError) as error:
+            return Push(version, published_at, None, None, repr(error))
+        applied = next(push for push in beat.pushes if push.version == version)
+        return Push(version, published_at, applied.applied_at if applied.verified else None, applied)
+
+    def _write(self, source: WeightManifest, manifest: WeightManifest) -> None:
+        """Durable before it is announced, and one version older goes."""
+        directory = version_dir(self._trainer.weights, manifest.version)
+        shutil.copytree(version_dir(self._trainer.weights, source.version), directory)
+        (directory / MANIFEST).write_text(manifest.to_json())
+        for file in directory.iterdir():
+            _sync(file)
+        if (old := manifest.version - 3) > len(self._sets):
+            shutil.rmtree(version_dir(self._trainer.weights, old), ignore_errors=True)
+
+
+def felt(push: Push, answers: Sequence[Answer]) -> float | None:
+    """The longest wait for a token of any user whose answer overlaps the push; None where none does."""
+    if push.verified_at is None:
+        return None
+    waits = [answer.longest_wait(push.published_at, push.verified_at) for answer in answers]
+    return max((wait for wait in waits if wait is not None), default=None)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,179 @@
+"""One fleet, measured cell by cell: settings -> warm-up -> users, rollouts and pushes -> drain."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from rollout.board import Heartbeat
+from rollout.redis_board import RedisBoard
+from rollout.redis_store import RedisStore
+from tests.fake_trainer import FakeTrainer
+
+from .answers import Answer
+from .arms import ARRIVAL, DAY, NO_ROLLOUTS, ROLLOUTS, Cell, resting, settings
+from .arrivals import before, day, day_curve, poisson
+from .beats import Watch
+from .fleet import CoserveFleet
+from .measure import Seen
+from .plan import Plan
+from .pushes import Pusher
+from .rollouts import Feed
+from .slo import CapacitySearch, Slo, attainment
+from .users import Users
+
+_LEAD_S = 1.0
+"""For the users' process to draw its prompts."""
+_DRAIN_S = 90.0
+_WRITER_S = 86_400.0
+_ARRIVAL_PAUSE_S = (0.2, 1.5)
+_ARRIVAL_TOKENS = 16
+"""Enough to see how long a step takes; the first is what counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    start: float
+    stop: float
+    answers: list[Answer]
+
+
+class Session:
+    """Made by `session`."""
+
+    def __init__(self, fleet: CoserveFleet, users: Users, store: RedisStore, pusher: Pusher, plan: Plan) -> None:
+        self._fleet = fleet
+        self._users = users
+        self._store = store
+        self._watch = Watch(RedisBoard(store), fleet.config.fleet)
+        self.pusher = pusher
+        self._plan = plan
+
+    def now(self) -> str:
+        """Who holds the seats, for a line of progress."""
+        if not self._watch.beats:
+            return "warming up"
+        beat = self._watch.beats[-1]
+        return f"{beat.seats_users} users and {beat.seats_rollouts} rollouts in {self._plan.seats} seats"
+
+    async def idle(self) -> list[Answer]:
+        """Users one at a time on an engine that does nothing else; the first few warm it up."""
+        await self._fleet.reconfigure(NO_ROLLOUTS)
+        await self._users.ready()
+        await self._users.alone([0.05] * 5, name="warm-up")
+        return await self._users.alone([0.05] * self._plan.idle_users, name="idle")
+
+    async def probe(self, search: CapacitySearch, rate: float, slo: Slo, *, number: int) -> float:
+        """Attainment of users alone at a rate."""
+        count = self._plan.confirm_users if search.confirming else self._plan.probe_users
+        start = time.time() + _LEAD_S
+        at = [start + s for s in poisson(rate, count, seed=self._plan.seed + 100 + number)]
+        return attainment(await self._users.crowd(at, name=f"probe-{number}"), slo)
+
+    async def cell(self, cell: Cell, slo: Slo, capacity: float) -> Seen:
+        """Of an engine at rest, which it is after it too. Raises RuntimeError where it does not come to rest."""
+        pushes, beats = len(self.pusher.pushes), len(self._watch.beats)
+        earlier, counted = await self._watch.heartbeat(), await self._fleet.engine_tokens()
+        rate = self._rate(cell, capacity)
+        await self._fleet.reconfigure(settings(cell, slo))
+        async with self._beside(cell):
+            span = await self._span(cell, rate)
+        await self._rest(slo)
+        return Seen(
+            cell=cell,
+            rate=rate,
+            start=span.start,
+            stop=span.stop,
+            answers=span.answers,
+            beats=self._watch.beats[beats:],
+            pushes=self.pusher.pushes[pushes:],
+            before=earlier,
+            after=await self._watch.heartbeat(),
+            engine_tokens=await self._fleet.engine_tokens() - counted,
+        )
+
+    def _rate(self, cell: Cell, capacity: float) -> float:
+        if cell.load == DAY:
+            return self._plan.day_peak * capacity
+        return float(cell.load) / 100 * capacity if cell.load else 0.0
+
+    def _first_rate(self, cell: Cell, rate: float) -> float:
+        """Of the warm-up."""
+        return rate * day_curve(self._plan.seed)(0.0) if cell.load == DAY else rate
+
+    @asynccontextmanager
+    async def _beside(self, cell: Cell) -> AsyncIterator[None]:
+        """What goes on beside the users of a cell."""
+        over = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            endless = [tasks.create_task(self._watch.run())]
+            if cell.rollouts:
+                feed = Feed(self._store, self._fleet.config.run, seed=self._plan.seed)
+                endless.append(tasks.create_task(feed.run()))
+                tasks.create_task(self.pusher.run(self._plan.push_every_s, over))
+            try:
+                yield
+            finally:
+                over.set()
+                for task in endless:
+                    task.cancel()
+
+    async def _span(self, cell: Cell, rate: float) -> _Span:
+        if cell.arm == ROLLOUTS:
+            await asyncio.sleep(self._plan.warm_s)
+            start = time.time()
+            await asyncio.sleep(self._plan.rollouts_s)
+            return _Span(start, time.time(), [])
+        if cell.arm == ARRIVAL:
+            return await self._arrivals(cell)
+        times = self._times(cell, rate)
+        start = time.time() + _LEAD_S + self._plan.warm_s
+        warm = before(self._plan.warm_s, self._first_rate(cell, rate), seed=self._plan.seed + 1)
+        at = [start + s for s in (*warm, *times)]
+        answers = await self._users.crowd(at, name=cell.key, measured_from=start)
+        return _Span(start, start + (self._plan.day_s if cell.load == DAY else times[-1]), answers)
+
+    async def _arrivals(self, cell: Cell) -> _Span:
+        """Single users at random moments, once rollouts hold all seats."""
+        await asyncio.sleep(self._plan.warm_s)
+        source, start = random.Random(self._plan.seed), time.time()
+        pauses = [source.uniform(*_ARRIVAL_PAUSE_S) for _ in range(self._plan.arrival_users)]
+        answers = await self._users.alone(pauses, name=cell.key, tokens=_ARRIVAL_TOKENS)
+        return _Span(start, time.time(), answers)
+
+    def _times(self, cell: Cell, rate: float) -> Sequence[float]:
+        """The same for every arm at a load."""
+        if cell.load == DAY:
+            return day(rate, self._plan.day_s, seed=self._plan.seed)
+        count = self._plan.users if cell.seats is None else self._plan.sweep_users
+        return poisson(rate, count, seed=self._plan.seed)
+
+    async def _rest(self, slo: Slo) -> None:
+        """Returns when a heartbeat says that the engine has nothing to do: rollouts are cut, and back in the queue."""
+        await self._fleet.reconfigure(resting(slo))
+        asked, until = time.time(), time.monotonic() + _DRAIN_S
+        while not _at_rest(beat := await self._watch.heartbeat(), asked):
+            if time.monotonic() > until:
+                raise RuntimeError(f"{beat.seats_rollouts} rollouts and {beat.seats_users} users after {_DRAIN_S:g} s")
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(self._fleet.config.harvest.give_back_s + 0.5)
+
+
+def _at_rest(beat: Heartbeat, asked: float) -> bool:
+    return beat.sent_at > asked and beat.seats_users == beat.seats_rollouts == 0
+
+
+@asynccontextmanager
+async def session(fleet: CoserveFleet, users: Users, plan: Plan) -> AsyncIterator[Session]:
+    """With a writer of weights attached to the fleet."""
+    async with AsyncExitStack() as stack:
+        store = await RedisStore.connect(fleet.config.redis)
+        stack.push_async_callback(store.close)
+        board, feed = RedisBoard(store), Feed(store, fleet.config.run, seed=0)
+        token = await feed.queue.acquire_writer("bench", ttl_s=_WRITER_S)
+        await board.attach(fleet.config.fleet, fleet.config.run, token)
+        directory = fleet.directory / "weights"
+        trainer = FakeTrainer(fleet.config.fleet, fleet.config.run, board, token, fleet.config.model.path, directory)
+        yield Session(fleet, users, store, Pusher(trainer), plan)

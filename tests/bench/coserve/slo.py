@@ -1,0 +1,79 @@
+"""The promise to users, who got it, and the highest load at which nearly all do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from .answers import Answer, percentile
+
+FACTOR = 3.0
+"""SLO beside the p95 of users alone, one at a time."""
+TARGET = 0.95
+"""Share of requests that must be inside it at capacity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Largest latencies of a request that attains it, seconds."""
+
+    ttft_s: float
+    tpot_s: float
+
+    def attained(self, answer: Answer) -> bool:
+        """A request that failed does not."""
+        return answer.ttft_s <= self.ttft_s and answer.tpot_s <= self.tpot_s
+
+
+def slo_of(idle: Sequence[Answer]) -> Slo:
+    """From users who came one at a time. Raises ValueError where one of them was not answered."""
+    if not idle or (failed := [a.error for a in idle if a.error]):
+        raise ValueError(f"the SLO needs answers of users alone, got {failed[0] if idle else 'none'}")
+    ttft, tpot = percentile([a.ttft_s for a in idle], 0.95), percentile([a.tpot_s for a in idle], 0.95)
+    assert ttft is not None
+    assert tpot is not None
+    return Slo(FACTOR * ttft, FACTOR * tpot)
+
+
+def attainment(answers: Sequence[Answer], slo: Slo) -> float:
+    """Share of the requests that are inside both limits."""
+    return sum(slo.attained(answer) for answer in answers) / len(answers)
+
+
+@dataclass(frozen=True, slots=True)
+class CapacitySearch:
+    """What is known of the highest rate at which TARGET of the users are inside the SLO.
+
+    double until a rate fails -> bisect until [good, bad] is narrow -> confirm `good` -> done
+                                        ^                                |
+                                        +----- bad = good, a step down --+  it failed
+    """
+
+    good: float = 0.0
+    """Highest rate that passed."""
+    bad: float | None = None
+    """Lowest that failed."""
+    confirmed: bool = False
+    first: float = 1.0
+    width: float = 1.08
+    """`bad / good` at which the bisection ends, and a step down after a refuted rate."""
+
+    @property
+    def confirming(self) -> bool:
+        """Whether the next probe repeats the best rate with other users."""
+        return self.bad is not None and self.good > 0 and self.bad <= self.good * self.width * 1.000_001
+
+    def rate(self) -> float | None:
+        """The next one to probe, per second; None when the search is over."""
+        if self.confirmed:
+            return None
+        if self.bad is None:
+            return 2 * self.good or self.first
+        if self.confirming:
+            return self.good
+        return (self.good * self.bad) ** 0.5 if self.good else self.bad / 2
+
+    def after(self, rate: float, share: float) -> "CapacitySearch":
+        """With the outcome of a probe of `rate`, whose attainment was `share`."""
+        if share < TARGET:
+            good = rate / self.width if self.confirming else self.good
+            return replace(self, good=good, bad=rate)
+        return replace(self, good=rate, confirmed=self.confirming)

@@ -1,0 +1,100 @@
+"""Figures of one cell of the co-serving bench from what was seen of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout.board import AppliedPush, Heartbeat, PushPath, ReplicaState
+from tests.bench.coserve.answers import Answer
+from tests.bench.coserve.arms import GUARD, Cell
+from tests.bench.coserve.beats import Beat
+from tests.bench.coserve.figures import Figures
+from tests.bench.coserve.measure import Seen, arrival_figures, record
+from tests.bench.coserve.pushes import Push
+from tests.bench.coserve.slo import Slo
+
+SLO = Slo(ttft_s=0.5, tpot_s=0.1)
+
+
+def _user(at: float, *, ttft: float = 0.2, measured: bool = True) -> Answer:
+    return Answer(at, tuple(at + ttft + 0.05 * i for i in range(10)), 10, measured=measured)
+
+
+def _heartbeat(tokens: int, cuts: int, lost: int) -> Heartbeat:
+    return Heartbeat(
+        *("replica", "host", 1, ReplicaState.HEALTHY, "policy", 3, 32, 0, 0, tokens, 0, None),
+        rollout_cuts=cuts,
+        rollout_lost=lost,
+    )
+
+
+def _push(published_at: float, seconds: float) -> Push:
+    applied = AppliedPush(3, PushPath.COLLECTIVE, 1, 0.2, 0.05, 0.01, True, published_at + seconds)
+    return Push(3, published_at, published_at + seconds, applied)
+
+
+def _seen(**changes: Any) -> Seen:
+    values: dict[str, Any] = {
+        "cell": Cell(GUARD, "50"),
+        "rate": 1.0,
+        "start": 100.0,
+        "stop": 110.0,
+        "answers": [_user(98.0, measured=False), *(_user(100.0 + i, ttft=0.2 if i < 9 else 0.7) for i in range(10))],
+        "beats": [Beat(90.0 + i, 100 * i, 1, 8) for i in range(30)],
+        "pushes": [_push(103.0, 1.5)],
+        "before": _heartbeat(0, 2, 0),
+        "after": _heartbeat(2_000, 6, 30),
+        "engine_tokens": 110 + (2_000 - 30) + 4 + 3,
+    }
+    return Seen(**{**values, **changes})
+
+
+def test_users_of_the_warm_up_are_not_measured_and_their_tokens_are_accounted_for() -> None:
+    found = record(_seen(), SLO, 200.0, seed=0)
+    assert (found["requests"], found["attainment"], found["inside"]) == (10, 0.9, "1111111110")
+    assert found["tokens"]["users"] == 110
+    assert (found["tokens"]["cuts"], found["tokens"]["not_delivered"]) == (4, 3)
+    assert found["tokens"]["not_delivered_per_cut"] == 0.75
+
+
+def test_the_harvest_is_that_of_the_measured_time() -> None:
+    found = record(_seen(), SLO, 200.0, seed=0)
+    assert found["harvested_tokens_s"] == pytest.approx(100.0)
+    assert found["user_tokens_s"] == pytest.approx(10.0, rel=0.1)
+    assert found["efficiency"] == pytest.approx(100 / (200 - found["user_tokens_s"]))
+
+
+def test_a_push_is_felt_as_the_longest_wait_that_overlaps_it() -> None:
+    pushes = record(_seen(), SLO, 200.0, seed=0)["pushes"]
+    assert (pushes["count"], pushes["by_collective"], pushes["not_verified"]) == (1, 1, 0)
+    assert pushes["seconds"]["p50"] == pytest.approx(1.5)
+    assert pushes["felt_s"]["p99"] == pytest.approx(0.2)
+
+
+def test_a_push_that_nobody_proved_is_counted() -> None:
+    pushes = record(_seen(pushes=[Push(4, 101.0, None, None, "late")]), SLO, 200.0, seed=0)["pushes"]
+    assert (pushes["not_verified"], pushes["errors"], pushes["seconds"]["p50"]) == (1, ["late"], None)
+
+
+def test_an_arrival_may_take_the_idle_time_and_two_steps() -> None:
+    idle = [0.05] * 100
+    assert arrival_figures([_user(0.0, ttft=0.149)], idle)["holds"]
+    found = arrival_figures([_user(0.0, ttft=0.151)], idle)
+    assert not found["holds"]
+    assert found["bound_s"] == pytest.approx(0.15)
+
+
+def test_a_run_goes_on_with_the_cells_that_an_ended_one_left(tmp_path: Path) -> None:
+    path, head = tmp_path / "coserve.json", {"plan": {"seats": 32, "seed": 1}}
+    first = Figures(path, head, resume=True)
+    first.put(slo={"ttft_s": 0.5, "tpot_s": 0.1})
+    first.keep(_seen(), record(_seen(), SLO, None, seed=0))
+    again = Figures(path, head, resume=True)
+    assert list(again.cells) == ["guard@50"]
+    assert again.content["slo"]["ttft_s"] == 0.5
+    assert len(json.loads((tmp_path / "coserve" / "guard@50.json").read_text())["requests"]) == 11
+    assert not Figures(path, head, resume=False).cells
+    with pytest.raises(ValueError, match=r"plan\.seed=1, this run 2"):
+        Figures(path, {"plan": {"seats": 32, "seed": 2}}, resume=True)

@@ -1,0 +1,90 @@
+"""What the harvest is worth, whom it is compared with, and how sure that is."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.bench.coserve.arms import ARMS, CONSTANT, DAY, GUARD, ROLLOUTS, USERS, cells
+from tests.bench.coserve.beats import Beat, blocks, harvest_rate, kept_at
+from tests.bench.coserve.bootstrap import interval, paired_interval
+from tests.bench.coserve.harvest_share import Constant, efficiency, oracle
+from tests.bench.coserve.report import comparison
+
+
+def test_efficiency_is_the_share_of_what_users_leave() -> None:
+    assert efficiency(300.0, 100.0, 400.0) == pytest.approx(1.0)
+    assert efficiency(300.0, 400.0, 400.0) is None
+
+
+def test_the_oracle_is_the_best_constant_that_keeps_the_slo() -> None:
+    found = {0: Constant(0.97, 0.0), 4: Constant(0.965, 90.0), 8: Constant(0.96, 150.0), 16: Constant(0.90, 300.0)}
+    assert oracle(found, 0.97) == 8
+    assert oracle({16: found[16]}, 0.97) is None
+
+
+@given(st.floats(0, 1000), st.floats(0, 1000))
+def test_a_rate_is_what_the_heartbeats_gained(start: float, stop: float) -> None:
+    beats = [Beat(float(at), 10 * at, 0, 0) for at in range(0, 1001, 7)] + [Beat(1001.0, 10_010, 0, 0)]
+    assert kept_at(beats, start) == pytest.approx(10 * start, abs=1e-6)
+    if stop > start + 1e-3:
+        assert harvest_rate(beats, start, stop) == pytest.approx(10.0, rel=1e-3)
+
+
+def test_blocks_add_up_to_the_whole() -> None:
+    beats = [Beat(0.0, 0, 0, 0), Beat(4.0, 8, 0, 0), Beat(10.0, 80, 0, 0)]
+    assert sum(blocks(beats, 0.0, 10.0, count=5)) / 5 == pytest.approx(harvest_rate(beats, 0.0, 10.0)) == 8.0
+
+
+def test_an_interval_holds_the_mean_it_is_of_and_narrows_with_more_users() -> None:
+    source = random.Random(0)
+    few, many = ([float(source.random() < 0.9) for _ in range(n)] for n in (50, 5_000))
+    wide, narrow = interval(few, seed=1), interval(many, seed=1)
+    assert wide is not None
+    assert narrow is not None
+    assert narrow[0] < 0.9 < narrow[1]
+    assert narrow[1] - narrow[0] < (wide[1] - wide[0]) / 4
+    assert interval(few, seed=1) == wide
+    assert interval([], seed=1) is None
+
+
+def test_pairs_of_the_same_users_differ_by_nothing_where_nothing_changed() -> None:
+    same = [1.0, 0.0, 1.0, 1.0]
+    assert paired_interval(same, same, seed=0) == (0.0, 0.0)
+    with pytest.raises(ValueError, match="shorter"):
+        paired_interval(same, same[:2], seed=0)
+
+
+def test_every_cell_has_a_key_of_its_own_and_rollouts_alone_come_first() -> None:
+    found = cells(ARMS, ("20", DAY), (2, 4))
+    assert found[0].arm == ROLLOUTS
+    assert len({cell.key for cell in found}) == len(found) == 2 + 2 * 3 + 2 * 2
+
+
+def _record(arm: str, inside: str, harvested: float, seats: int | None = None) -> dict[str, object]:
+    return {
+        "arm": arm,
+        "load": "50",
+        "seats": seats,
+        "requests": len(inside),
+        "attainment": inside.count("1") / len(inside),
+        "inside": inside,
+        "harvested_tokens_s": harvested,
+        "efficiency": 0.5,
+    }
+
+
+def test_constants_are_compared_with_the_users_that_they_met() -> None:
+    records = {
+        "users@50": _record(USERS, "1110", 0.0),
+        "guard@50": _record(GUARD, "1110", 95.0),
+        "constant-4@50": _record(CONSTANT, "11", 100.0, 4),
+        "constant-8@50": _record(CONSTANT, "01", 200.0, 8),
+    }
+    found = comparison(records, ("20", "50"))
+    assert list(found) == ["50"]
+    assert found["50"]["guard"]["attainment_lost"] == 0.0
+    assert found["50"]["guard"]["within_margin"]
+    best = found["50"]["oracle"]
+    assert (best["users_attainment"], best["seats"], best["guard_share"]) == (1.0, 4, pytest.approx(0.95))

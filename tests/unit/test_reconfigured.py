@@ -1,0 +1,36 @@
+"""What an operator may change while replicas run, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from rollout.config import ModelConfig
+from services.config import EngineConfig, FleetConfig, HarvestConfig, reconfigured
+
+CONFIG = FleetConfig(
+    model=ModelConfig(path=Path("policy")),
+    engine=EngineConfig(max_num_seqs=16),
+    harvest=HarvestConfig(user_reserve=2, lease_s=7.0),
+)
+
+
+def test_what_is_not_named_stays() -> None:
+    changed = reconfigured(CONFIG, {"harvest": {"max_seats": 3}, "slo": {"ttft_s": 0.5}})
+    assert (changed.harvest.max_seats, changed.slo.ttft_s) == (3, 0.5)
+    assert changed.harvest.model_copy(update={"max_seats": None}) == CONFIG.harvest
+    assert changed.engine == CONFIG.engine
+    assert reconfigured(CONFIG, {}) == CONFIG
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"harvest": {"lease_s": 3.0}}, r"harvest\.lease_s cannot change"),
+        ({"engine": {"max_num_seqs": 8}}, r"engine\.max_num_seqs cannot change"),
+        ({"harvest": {"user_reserve": 16}}, r"user_reserve=16 .*max_num_seqs=16"),
+        ({"slo": {"ttft_s": -1.0}}, "greater than 0"),
+    ],
+)
+def test_what_needs_a_restart_or_is_no_setting_is_refused(changes: dict[str, dict[str, object]], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        reconfigured(CONFIG, changes)
