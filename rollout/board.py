@@ -39,7 +39,7 @@ class AppliedPush:
     receive_s: float
     """From the start of receiving or reading until all bytes are staged and their digests checked."""
     pause_s: float
-    """How long generation stood still."""
+    """How long generation stood still: from pause to resume, or while a worker loaded an adapter."""
     canary_gap: float
     """Mean absolute difference to the expected logprobs, nats."""
     verified: bool
@@ -84,6 +84,10 @@ class Heartbeat:
     """Prompt and response tokens computed once more to go on from those."""
     rollout_lost: int = 0
     """Response tokens generated here and neither handed in nor salvaged."""
+    sharing: str = "live"
+    """How its fleet shares engines between users and rollouts: `adapter` takes LoRA adapters, all others weights."""
+    max_lora_rank: int | None = None
+    """Of the adapters that it takes; None where it takes whole weights."""
 
 
 @dataclass(frozen=True, slots=True)

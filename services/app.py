@@ -65,7 +65,7 @@ def llm_config(config: FleetConfig) -> LLMConfig:
         model_loading_config={"model_id": config.model.name, "model_source": str(config.model.path.resolve())},
         server_cls="services.engine:EngineServer",
         accelerator_config={"kind": "cpu" if cpu else "gpu"},
-        engine_kwargs=engine_arguments(config.engine),
+        engine_kwargs=engine_arguments(config.engine, config.sharing),
         runtime_env={"env_vars": _environment(config)},
         deployment_config=_deployment_options(config),
         log_engine_metrics=False,

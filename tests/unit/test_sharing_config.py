@@ -1,0 +1,31 @@
+"""How engines are shared, and what cannot be."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from services.config import EngineConfig, SharingConfig
+from services.engine_arguments import engine_arguments
+
+
+def test_a_pinned_adapter_of_users_has_a_place_of_its_own() -> None:
+    assert SharingConfig().max_loras == 0
+    assert SharingConfig(mode="adapter", rollout_adapters=3).max_loras == 3
+    assert SharingConfig(mode="adapter", rollout_adapters=3, user_adapter=Path("a")).max_loras == 4
+
+
+def test_only_engines_that_take_adapters_have_places_for_them() -> None:
+    assert "enable_lora" not in engine_arguments(EngineConfig(), SharingConfig())
+    arguments = engine_arguments(EngineConfig(), SharingConfig(mode="adapter", max_lora_rank=64))
+    assert (arguments["enable_lora"], arguments["max_loras"], arguments["max_lora_rank"]) == (True, 2, 64)
+
+
+def test_an_adapter_of_users_needs_the_mode_for_it() -> None:
+    with pytest.raises(ValidationError, match=r"sharing\.user_adapter=mine needs sharing\.mode=adapter, which is live"):
+        SharingConfig(user_adapter=Path("mine"))
+
+
+def test_one_place_would_leave_rollouts_none_while_a_version_is_loaded() -> None:
+    with pytest.raises(ValidationError, match="greater than or equal to 2"):
+        SharingConfig(mode="adapter", rollout_adapters=1)
