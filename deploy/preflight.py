@@ -11,6 +11,7 @@ from rollout.config import RedisConfig
 from rollout.errors import ConfigError, StoreUnavailable
 from rollout.redis_store import RedisStore
 from services.config import FleetConfig
+from services.user_adapter import check_user_adapter
 from trainer.config import TrainConfig
 from trainer.fleet_fit import misfit
 
@@ -26,6 +27,7 @@ _BASE_GIB = 1.5
 def check_fleet(fleet: FleetConfig) -> None:
     """All of them, cheapest first."""
     check_model(fleet.model.path)
+    check_user_adapter(fleet.sharing)
     check_port(fleet.gateway.host, fleet.gateway.port)
     check_memory(fleet, available_bytes())
 

@@ -77,7 +77,7 @@ class Heartbeat:
     pinned: int | None = None
     """The version it is held at for an evaluation."""
     rollout_cuts: int = 0
-    """Samples that gave their seat to a user since start; their tokens stayed."""
+    """Samples that were cut since start, for a user or for a version's place; their tokens stayed."""
     rollout_salvaged: int = 0
     """Response tokens that samples went on from, after a cut or another attempt's."""
     rollout_prefilled_again: int = 0

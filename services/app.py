@@ -14,6 +14,7 @@ import services
 from rollout.errors import ConfigError
 from services.config import FleetConfig
 from services.engine_arguments import engine_arguments
+from services.user_adapter import check_user_adapter
 
 _DRAIN_S = 20.0
 _MAX_ONGOING = 1024
@@ -45,6 +46,7 @@ def validated(args: dict[str, Any]) -> FleetConfig:
         raise ConfigError(f"model.path={config.model.path} is no Hugging Face directory: it has no config.json")
     if config.redis.url is None:
         raise ConfigError("redis.url is not set: start the fleet with `nightshift serve`, or give an address")
+    check_user_adapter(config.sharing)
     return config
 
 

@@ -24,10 +24,11 @@ _TAKEN = {
     "max_loras": "sharing.rollout_adapters",
     "max_lora_rank": "sharing.max_lora_rank",
     "max_cpu_loras": "",
+    "lora_target_modules": "sharing.target_modules",
 }
 """vLLM arguments that `engine.extra` may not give, and the setting to use instead. "" is where Nightshift relies on its
-own value: users before rollouts, logprobs of the distribution that sampled, pushes into the workers, adapters that stay until
-their last request ended."""
+own value: users before rollouts, logprobs of the distribution that sampled, pushes into the workers, adapters that stay
+until their last request ended."""
 
 
 class EngineConfig(Settings):
@@ -88,6 +89,9 @@ class SharingConfig(Settings):
     with an adapter of their own; the run has to train one and publish it alone (`train.lora.publish = "adapter"`)."""
     max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 16
     """Largest rank of an adapter, of `adapter` alone. An engine's memory for adapters grows with it."""
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Last parts of the names of the layers that adapters may change, of `adapter` alone: all that runs train
+    (`train.lora.target_modules`), for each costs users' requests a little too."""
     rollout_adapters: int = Field(default=2, ge=2, le=16)
     """Versions that rollouts can be on at once, of `adapter` alone: one in use, one being loaded, and more where
     samples may stay on the version that they began with although further ones came."""
@@ -102,6 +106,18 @@ class SharingConfig(Settings):
                 f"sharing.user_adapter={self.user_adapter} needs sharing.mode=adapter, which is {self.mode}"
             )
         return self
+
+    @field_validator("target_modules")
+    @classmethod
+    def _inner_layers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        wrong = [name for name in names if "head" in name or "embed" in name]
+        if wrong or not names:
+            raise ValueError(
+                f"sharing.target_modules={','.join(names)} names {', '.join(wrong) or 'nothing'}: adapters are for"
+                " layers inside the model, and with one on the output layer vLLM fails on the logprobs of prompts, by which"
+                " versions are checked"
+            )
+        return names
 
     @property
     def max_loras(self) -> int:

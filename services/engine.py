@@ -24,6 +24,7 @@ from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import Purpose
+from services.adapter_rehearsal import rehearse_adapter
 from services.collective import InReplica, InWorker
 from services.config import FleetConfig
 from services.harvester import Harvester
@@ -32,12 +33,13 @@ from services.purposes import leasable
 from services.reconcile import Reconciler
 from services.rehearsal import rehearse
 from services.reward_pool import RewardPool
+from services.rollout_adapters import RolloutAdapters
 from services.seats import Seats, rollout_seats
 from services.shared_memory import unlink_below
 from services.staging import Staging, replica_name
 from services.swap import WeightSwap
 from services.user_seats import UserSeats, sequences
-from services.vllm_engine import VllmEngine
+from services.vllm_engine import USER_ADAPTER, VllmEngine
 
 _BEAT_S = 1.0
 _BEAT_TTL_S = 10.0
@@ -65,14 +67,14 @@ class Replica:
         self._rehearsal_gap: float | None = None
         self.users = UserSeats(self._resize)
         self._staging = Staging(Path(config.push.staging_dir), self.name)
-        self._swap = WeightSwap(engine, watchdog_s=config.push.watchdog_s)
+        self._swap = _way_in(config, engine)
         self._rewards = rewards
         self._seats = Seats(self._capacity())
         self.harvester = Harvester(
             replica=self.name,
             config=config.harvest,
             seats=self._seats,
-            engine=engine,
+            engine=self._swap if isinstance(self._swap, RolloutAdapters) else engine,
             rewards=self._rewards,
             fleet=self,
         )
@@ -93,14 +95,10 @@ class Replica:
         """Rehearse, then run the loops. Raises RehearsalFailed or ConfigError: then the replica must not serve."""
         await asyncio.to_thread(self._staging.prepare)
         await self._engine.set_version(0)
+        if isinstance(self._swap, RolloutAdapters):
+            await self._swap.start()
         if self._config.push.rehearsal:
-            self._rehearsal_gap = await rehearse(
-                self._swap,
-                model=self._config.model.path,
-                staging=self._staging,
-                dtype=self._engine.dtype,
-                tolerance=self._config.push.canary_tolerance,
-            )
+            self._rehearsal_gap = await self._rehearse()
         await self._board.register_run(self._config.fleet, self._config.run)
         loops = {"heartbeat": self._beat(), "reconcile": self.reconciler.run(), "harvest": self.harvester.run()}
         self._tasks = [_supervised(name, loop) for name, loop in loops.items()]
@@ -179,7 +177,18 @@ class Replica:
             rollout_salvaged=tally.salvaged,
             rollout_prefilled_again=tally.prefilled_again,
             rollout_lost=tally.lost,
+            sharing=self._config.sharing.mode,
+            max_lora_rank=self._config.sharing.max_lora_rank if self._config.sharing.max_loras else None,
         )
+
+    async def _rehearse(self) -> float:
+        """The gap in nats. Raises RehearsalFailed."""
+        model, tolerance, dtype = self._config.model.path, self._config.push.canary_tolerance, self._engine.dtype
+        if isinstance(self._swap, RolloutAdapters):
+            return await rehearse_adapter(
+                self._swap, model=model, staging=self._staging, dtype=dtype, tolerance=tolerance
+            )
+        return await rehearse(self._swap, model=model, staging=self._staging, dtype=dtype, tolerance=tolerance)
 
     def _capacity(self) -> int:
         return rollout_seats(self._config.engine.max_num_seqs, self._config.harvest.user_reserve, self.users.held)
@@ -234,7 +243,12 @@ class EngineServer(LLMServer):  # type: ignore[misc]
         except BaseException:
             await rewards.close()
             raise
-        self._replica = Replica(self._fleet, VllmEngine(self.engine._engine_client), store, rewards)
+        engine = VllmEngine(self.engine._engine_client)
+        if (adapter := self._fleet.sharing.user_adapter) is not None:
+            # found by the name before the model of that name is, so every user's request gets it
+            name = self._fleet.model.name
+            self.engine._oai_models.lora_requests[name] = await engine.load_user_adapter(name, adapter)
+        self._replica = Replica(self._fleet, engine, store, rewards)
         await self._replica.start()
 
     async def check_health(self) -> None:
@@ -262,6 +276,20 @@ class EngineServer(LLMServer):  # type: ignore[misc]
         with replica.users.hold(seats):
             async for item in stream:
                 yield item
+
+
+def _way_in(config: FleetConfig, engine: VllmEngine) -> WeightSwap | RolloutAdapters:
+    """How versions get into the engine."""
+    sharing, watchdog_s = config.sharing, config.push.watchdog_s
+    if sharing.mode != "adapter":
+        return WeightSwap(engine, watchdog_s=watchdog_s)
+    return RolloutAdapters(
+        engine,
+        places=sharing.rollout_adapters,
+        first=USER_ADAPTER + 1,
+        max_rank=sharing.max_lora_rank,
+        watchdog_s=watchdog_s,
+    )
 
 
 def _supervised(name: str, loop: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -21,7 +21,12 @@ def engine_arguments(config: EngineConfig, sharing: SharingConfig | None = None)
         "enforce_eager": not (config.device == "gpu" if config.compile is None else config.compile),
     }
     if sharing is not None and sharing.max_loras:
-        arguments |= {"enable_lora": True, "max_loras": sharing.max_loras, "max_lora_rank": sharing.max_lora_rank}
+        arguments |= {
+            "enable_lora": True,
+            "max_loras": sharing.max_loras,
+            "max_lora_rank": sharing.max_lora_rank,
+            "lora_target_modules": list(sharing.target_modules),
+        }
     if config.max_num_batched_tokens is not None:
         arguments["max_num_batched_tokens"] = config.max_num_batched_tokens
     return arguments

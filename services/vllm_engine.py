@@ -5,19 +5,23 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from vllm import SamplingParams
 from vllm.inputs import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from rollout.types import FinishReason, Partial, Sampling, VersionSpan
+from services.adapters import Adapter
 
 ROLLOUT_PRIORITY = 10
 """vLLM serves lower values first; users have 0."""
 CANARY_PRIORITY = -10
+USER_ADAPTER = 1
+"""Number of the adapter that users are on; those of rollouts come after it."""
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 _CUT_AGAIN_S = 0.005
@@ -56,7 +60,9 @@ class VllmEngine:
         """Of the weights in use, such as `float32`."""
         return str(self._client.model_config.dtype).removeprefix("torch.")
 
-    def begin(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None) -> "VllmGeneration":
+    def begin(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None, adapter: Adapter | None = None
+    ) -> "VllmGeneration":
         """Token ids in, token ids out, with the log-probabilities of the distribution that sampled."""
         params = SamplingParams(
             temperature=sampling.temperature,
@@ -70,19 +76,21 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        return VllmGeneration(self._client, prompt_ids, params)
+        return VllmGeneration(self._client, prompt_ids, params, adapter)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Special tokens skipped. Once at the end of a sample: token by token it would cost the event loop more than
         all else."""
         return str(self._client.get_tokenizer().decode(list(token_ids), skip_special_tokens=True))
 
-    async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+    async def score(self, token_ids: Sequence[int], adapter: Adapter | None = None) -> tuple[float, ...]:
         """log p(token_j | tokens before j) at temperature 1, for j = 1 .. L - 1."""
         params = SamplingParams(
             max_tokens=1, prompt_logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False
         )
-        output = await _last(self._client, token_ids, params, uuid.uuid4().hex, priority=CANARY_PRIORITY)
+        output = await _last(
+            self._client, token_ids, params, uuid.uuid4().hex, priority=CANARY_PRIORITY, adapter=adapter
+        )
         positions = output.prompt_logprobs or []
         if len(positions) != len(token_ids):
             raise GenerationError(f"asked for {len(token_ids)} prompt logprobs, got {len(positions)}")
@@ -103,6 +111,26 @@ class VllmEngine:
         await self._client.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
         if refresh_tied_head:
             await self._client.collective_rpc("refresh_tied_head")
+
+    async def load_adapter(self, adapter: Adapter) -> float:
+        """While requests go on; returns how long the engine stood still for it, in seconds. No timeout, for the reason
+        `reload` has none. Raises what the worker met, and the engine is as before then."""
+        arguments = {"name": adapter.name, "number": adapter.number, "directory": str(adapter.directory)}
+        return max(await self._client.collective_rpc("load_adapter", kwargs=arguments))
+
+    async def unload_adapter(self, adapter: Adapter) -> None:
+        await self._client.remove_lora(adapter.number)
+
+    async def adapter_layers(self) -> frozenset[str]:
+        """Last parts of the names of the layers that an adapter can change here, as model files have them."""
+        return frozenset(await self._first_worker("adapter_layers"))
+
+    async def load_user_adapter(self, name: str, directory: Path) -> LoRARequest:
+        """Into a place that it keeps for good; what users' requests have to carry."""
+        request = LoRARequest(name, USER_ADAPTER, str(directory))
+        await self._client.add_lora(request)
+        await self._client.pin_lora(USER_ADAPTER)
+        return request
 
     async def push_refusal(self, staging: Path) -> str:
         """Why the engine's first worker cannot receive a push with NCCL; empty when it can."""
@@ -134,10 +162,13 @@ class VllmEngine:
 class VllmGeneration:
     """One rollout sample in the engine; see `sample_run.Generation`."""
 
-    def __init__(self, client: AsyncLLM, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def __init__(
+        self, client: AsyncLLM, prompt_ids: Sequence[int], params: SamplingParams, adapter: Adapter | None = None
+    ) -> None:
         self._client = client
         self._prompt_ids = prompt_ids
         self._params = params
+        self._adapter = adapter
         self._id = uuid.uuid4().hex
         self._ended = asyncio.Event()
         self._cut = False
@@ -145,10 +176,17 @@ class VllmGeneration:
     async def ended(self) -> Partial | None:
         """Raises GenerationError."""
         try:
-            output = await _last(self._client, self._prompt_ids, self._params, self._id, priority=ROLLOUT_PRIORITY)
+            output = await _last(
+                self._client,
+                self._prompt_ids,
+                self._params,
+                self._id,
+                priority=ROLLOUT_PRIORITY,
+                adapter=self._adapter,
+            )
         finally:
             self._ended.set()
-        part = _partial(output)
+        part = _partial(output, self._adapter)
         if not self._cut and (part is None or not part.finished):
             raise GenerationError("the engine aborted a sample")
         return part
@@ -169,7 +207,8 @@ class VllmGeneration:
             [flat.logprobs[i] for i in flat.start_indices[start:]],
         )
         with suppress(GenerationError, ValueError):  # what cannot be read now fails the sample when it ends
-            return _part(ids, logprobs, state._weight_version_spans() or (), FinishReason.ABORT, start=start)
+            spans = _spans(state._weight_version_spans(), self._adapter, start + len(ids))
+            return _part(ids, logprobs, spans, FinishReason.ABORT, start=start)
         return None
 
     async def cut(self) -> None:
@@ -188,18 +227,27 @@ class VllmGeneration:
 
 
 async def _last(
-    client: AsyncLLM, token_ids: Sequence[int], params: SamplingParams, request_id: str, *, priority: int
+    client: AsyncLLM,
+    token_ids: Sequence[int],
+    params: SamplingParams,
+    request_id: str,
+    *,
+    priority: int,
+    adapter: Adapter | None,
 ) -> Any:
     """The request's final output. Cancelling aborts it. Raises GenerationError."""
     last = None
-    async for output in client.generate(tokens_input(list(token_ids)), params, request_id, priority=priority):
+    # vLLM keeps computed prefixes apart by the adapter's name and directory
+    lora = None if adapter is None else LoRARequest(adapter.name, adapter.number, str(adapter.directory))
+    prompt = tokens_input(list(token_ids))
+    async for output in client.generate(prompt, params, request_id, lora_request=lora, priority=priority):
         last = output
     if last is None or not last.finished:
         raise GenerationError("the engine ended the request without output")
     return last
 
 
-def _partial(output: Any) -> Partial | None:
+def _partial(output: Any, adapter: Adapter | None) -> Partial | None:
     """None without a token. Raises GenerationError."""
     completion = output.outputs[0]
     if (reason := _FINISH.get(completion.finish_reason)) is None:
@@ -208,7 +256,19 @@ def _partial(output: Any) -> Partial | None:
         return None
     flat = completion.logprobs
     logprobs = np.asarray(flat.logprobs, dtype=np.float32)[list(flat.start_indices)].tolist()
-    return _part(completion.token_ids, logprobs, completion.weight_versions or (), reason)
+    spans = _spans(completion.weight_versions, adapter, len(completion.token_ids))
+    return _part(completion.token_ids, logprobs, spans, reason)
+
+
+class _Span(NamedTuple):
+    version: int
+    start: int
+    end: int
+
+
+def _spans(labels: Sequence[Any] | None, adapter: Adapter | None, count: int) -> Sequence[Any]:
+    """The engine labels tokens with the version of its whole weights; a request on an adapter ends on it."""
+    return (labels or ()) if adapter is None else (_Span(adapter.version, 0, count),)
 
 
 def _part(

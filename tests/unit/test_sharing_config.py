@@ -21,6 +21,12 @@ def test_only_engines_that_take_adapters_have_places_for_them() -> None:
     assert (arguments["enable_lora"], arguments["max_loras"], arguments["max_lora_rank"]) == (True, 2, 64)
 
 
+@pytest.mark.parametrize("names", [("q_proj", "lm_head"), ("embed_tokens",), ()])
+def test_adapters_are_for_layers_inside_the_model(names: tuple[str, ...]) -> None:
+    with pytest.raises(ValidationError, match=rf"sharing\.target_modules={','.join(names)}.*names"):
+        SharingConfig(target_modules=names)
+
+
 def test_an_adapter_of_users_needs_the_mode_for_it() -> None:
     with pytest.raises(ValidationError, match=r"sharing\.user_adapter=mine needs sharing\.mode=adapter, which is live"):
         SharingConfig(user_adapter=Path("mine"))
