@@ -114,8 +114,8 @@ class SharingConfig(Settings):
         if wrong or not names:
             raise ValueError(
                 f"sharing.target_modules={','.join(names)} names {', '.join(wrong) or 'nothing'}: adapters are for"
-                " layers inside the model, and with one on the output layer vLLM fails on the logprobs of prompts, by which"
-                " versions are checked"
+                " layers inside the model, and with one on the output layer vLLM fails on the logprobs of prompts, by"
+                " which versions are checked"
             )
         return names
 

@@ -116,7 +116,7 @@ class VllmEngine:
         """While requests go on; returns how long the engine stood still for it, in seconds. No timeout, for the reason
         `reload` has none. Raises what the worker met, and the engine is as before then."""
         arguments = {"name": adapter.name, "number": adapter.number, "directory": str(adapter.directory)}
-        return max(await self._client.collective_rpc("load_adapter", kwargs=arguments))
+        return max(float(s) for s in await self._client.collective_rpc("load_adapter", kwargs=arguments))
 
     async def unload_adapter(self, adapter: Adapter) -> None:
         await self._client.remove_lora(adapter.number)

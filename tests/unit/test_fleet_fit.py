@@ -1,13 +1,17 @@
 """A run trains only with engines that can load what it publishes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollout.board import Heartbeat, ReplicaState
 from rollout.errors import ConfigError
+from rollout.local_board import LocalBoard
+from trainer.config import PushConfig
 from trainer.fleet_fit import check_fleet
 from trainer.lora_config import LoraConfig
+from trainer.publish import Publisher
 
 
 def beat(**sharing: Any) -> Heartbeat:
@@ -49,3 +53,24 @@ def test_what_they_cannot_is_refused_with_both_values(
         check_fleet(lora, "night", [replica])
     for word in [*words, "fleet night"]:
         assert word in str(refusal.value)
+
+
+async def test_nothing_is_published_for_engines_that_cannot_load_it(tmp_path: Path) -> None:
+    board = LocalBoard()
+    await board.heartbeat("night", LIVE, ttl_s=9)
+    publisher = Publisher(
+        board=board,
+        fleet="night",
+        run="run",
+        token=1,
+        policy_name="policy",
+        policy=None,  # type: ignore[arg-type]  # it is refused before the policy is asked
+        weights_dir=tmp_path / "weights",
+        config=PushConfig(),
+        canary=[(1, 2)],
+        lora=LoraConfig(publish="adapter"),
+    )
+    with pytest.raises(ConfigError, match=r"publish=adapter, but fleet night has sharing\.mode=live"):
+        await publisher.publish(0, above=0)
+    assert not (tmp_path / "weights").exists()
+    assert await board.reserve_version("run", 1, at_least=1) == 1
