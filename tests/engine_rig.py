@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,6 @@ from services.reward_pool import RewardPool
 from services.swap import WeightSwap
 from services.vllm_engine import VllmEngine
 from tests.fake_trainer import AdapterTrainer, FakeTrainer
-from tests.tiny_models import build_policy
 
 SEATS = 8
 ENGINE = EngineConfig(dtype="float32", max_model_len=256, max_num_seqs=SEATS)
@@ -37,6 +37,7 @@ class Rig:
     redis: RedisConfig
     tmp: Path
     sharing: SharingConfig
+    settings: EngineConfig
 
     def config(self, name: str, *, user_reserve: int = 2, **push: object) -> FleetConfig:
         return FleetConfig(
@@ -44,7 +45,7 @@ class Rig:
             run=f"run-{name}",
             model=ModelConfig(path=self.model),
             redis=self.redis,
-            engine=ENGINE,
+            engine=self.settings,
             sharing=self.sharing,
             harvest=HarvestConfig(user_reserve=user_reserve, lease_s=5.0, poll_s=0.02, salvage_tokens=16),
             push=PushConfig(**{"poll_s": 0.02, "rehearsal": False, **push}),
@@ -55,6 +56,9 @@ class Rig:
         """A replica's loops on the engine, which is put back to the model as loaded first."""
         if self.sharing.mode == "live":
             await WeightSwap(self.engine, watchdog_s=30).load(self.model, version=0)
+        else:
+            for number in await self.adapters():
+                await self.client.remove_lora(number)
         store = await RedisStore.connect(self.redis)
         replica = Replica(config, self.engine, store, RewardPool(config.rewards))
         await replica.start()
@@ -62,6 +66,15 @@ class Rig:
             yield replica
         finally:
             await replica.stop()
+
+    @property
+    def client(self) -> Any:
+        """vLLM's own, for what a replica never asks."""
+        return self.engine._client
+
+    async def adapters(self) -> set[int]:
+        """Numbers of those that the engine itself says it has."""
+        return set(await self.client.list_loras())
 
     @asynccontextmanager
     async def trainer(self, config: FleetConfig) -> AsyncIterator[tuple[FakeTrainer, RedisQueue]]:
@@ -77,19 +90,18 @@ class Rig:
 
 
 @asynccontextmanager
-async def started(tmp: Path, sharing: SharingConfig) -> AsyncIterator[Rig]:
+async def started(model: Path, tmp: Path, sharing: SharingConfig, settings: EngineConfig) -> AsyncIterator[Rig]:
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    model = build_policy(tmp / "policy", "qwen3_tied")
-    arguments = engine_arguments(ENGINE, sharing)
+    arguments = engine_arguments(settings, sharing)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         client = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(model), **arguments))
         try:
             with EmbeddedRedis(Path(directory)) as redis:
-                yield Rig(VllmEngine(client), model, RedisConfig(url=redis.url), tmp, sharing)
+                yield Rig(VllmEngine(client), model, RedisConfig(url=redis.url), tmp, sharing, settings)
         finally:
             client.shutdown()
 

@@ -1,7 +1,10 @@
 """Users on the base, rollouts on adapters that come and go, on one real engine."""
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +17,21 @@ from rollout.types import Group, Partial, Sampling
 from rollout.weights import version_dir
 from services.adapter_rehearsal import rehearse_adapter
 from services.adapters import Phase
-from services.config import SharingConfig
+from services.config import EngineConfig, SharingConfig
 from services.engine import Replica
 from services.rehearsal import canary_ids
 from services.rollout_adapters import RolloutAdapters
 from services.staging import Staging
-from tests.engine_rig import Rig, finished, request, started
+from tests.engine_rig import SEATS, Rig, finished, request, started
 from tests.fake_trainer import AdapterTrainer, FakeTrainer, peft_logprobs
+from tests.tiny_models import build_policy
 
 # the engine starts within the first test's time
 pytestmark = pytest.mark.timeout(480)
 
 GREEDY = Sampling(max_tokens=24, temperature=0.0)
-LONG = Sampling(max_tokens=230)
+LONG = Sampling(max_tokens=2000)
+"""Of a policy that never ends by itself: some seconds, in which a few pushes fit."""
 USER_PROMPT = tuple(range(70, 102))
 """Two blocks of the prefix cache."""
 
@@ -34,8 +39,23 @@ USER_PROMPT = tuple(range(70, 102))
 @pytest.fixture(scope="module")
 async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     sharing = SharingConfig(mode="adapter", max_lora_rank=8, rollout_adapters=2)
-    async with started(tmp_path_factory.mktemp("adapters"), sharing) as rig:
+    tmp = tmp_path_factory.mktemp("adapters")
+    model = endless(build_policy(tmp / "policy", "qwen3_tied"))
+    settings = EngineConfig(dtype="float32", max_model_len=2048, max_num_seqs=SEATS)
+    async with started(model, tmp, sharing, settings) as rig:
         yield rig
+
+
+def endless(model: Path) -> Path:
+    """A policy with a longer context and without an end-of-sequence token."""
+    for name, changes in (
+        ("config.json", {"eos_token_id": None, "max_position_embeddings": 2048}),
+        ("generation_config.json", {"eos_token_id": None}),
+        ("tokenizer_config.json", {"eos_token": None}),
+    ):
+        content = json.loads((model / name).read_text())
+        (model / name).write_text(json.dumps({**content, **changes}))
+    return model
 
 
 async def user(rig: Rig) -> Partial:
@@ -66,12 +86,12 @@ async def generating(replica: Replica, count: int) -> None:
             await asyncio.sleep(0.005)
 
 
-async def settled_to(replica: Replica, versions: list[int]) -> None:
+async def settled_to(rig: Rig, replica: Replica, versions: list[int]) -> None:
     """Until the engine has the adapters of these versions and no others."""
     async with asyncio.timeout(30):
         while [adapter.version for adapter in adapters(replica).adapters] != versions:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-    assert await replica._engine._client.list_loras() == {a.number for a in adapters(replica).adapters}
+    assert await rig.adapters() == {a.number for a in adapters(replica).adapters}
 
 
 def check_logprobs(rig: Rig, trainer: FakeTrainer, group: Group) -> None:
@@ -93,7 +113,7 @@ async def test_users_on_the_base_get_the_same_answer_before_during_and_after_pus
     async with rig.trainer(config) as (trainer, queue), rig.replica(config) as replica:
         await trainer.beat_where(lambda b: b.state is ReplicaState.HEALTHY)
         before = await user(rig)
-        submission = await queue.submit([request(n=4, sampling=LONG)] * 6)
+        submission = await queue.submit([request(n=3, sampling=LONG)] * 2)
         answers: list[Partial] = []
 
         async def ask() -> None:
@@ -110,7 +130,7 @@ async def test_users_on_the_base_get_the_same_answer_before_during_and_after_pus
         groups = await finished(queue, submission.group_ids)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        await settled_to(replica, [3])
+        await settled_to(rig, replica, [3])
         after = await user(rig)
     assert len(answers) > 3
     assert {answer.token_ids for answer in (*answers, after)} == {before.token_ids}
@@ -142,7 +162,7 @@ async def test_what_runs_when_a_version_comes_ends_on_the_version_that_it_began_
         both = adapters(replica).adapters
         assert [(a.version, a.phase, a.requests) for a in both] == [(1, Phase.LEAVING, 2), (2, Phase.CURRENT, 2)]
         (old,), (new,) = await finished(queue, first.group_ids), await finished(queue, second.group_ids)
-        await settled_to(replica, [2])
+        await settled_to(rig, replica, [2])
         for group, version in ((old, 1), (new, 2)):
             assert {s.version for x in group.samples_G for s in x.segments[0].version_spans} == {version}
             check_logprobs(rig, trainer, group)
@@ -158,7 +178,7 @@ async def test_samples_two_versions_old_are_cut_to_make_room_and_go_on(rig: Rig)
         await pushed(trainer)
         await pushed(trainer)
         (group,) = await finished(queue, submission.group_ids)
-        await settled_to(replica, [3])
+        await settled_to(rig, replica, [3])
         assert (replica.harvester.tally.cuts, replica.harvester.tally.lost) == (2, 0)
         spans = [[s.version for s in x.segments[0].version_spans] for x in group.samples_G]
         assert spans == [[1, 2]] * 2
@@ -176,7 +196,7 @@ async def test_a_version_that_fails_its_canary_leaves_rollouts_on_the_one_before
         submission = await queue.submit([request()])
         (group,) = await finished(queue, submission.group_ids)
         assert {s.version for x in group.samples_G for s in x.segments[0].version_spans} == {1}
-        await settled_to(replica, [1])
+        await settled_to(rig, replica, [1])
 
 
 @pytest.mark.parametrize(
@@ -189,21 +209,18 @@ async def test_a_version_that_fails_its_canary_leaves_rollouts_on_the_one_before
 async def test_an_adapter_that_the_engine_cannot_serve_is_refused_with_both_values(
     rig: Rig, rank: int, layers: tuple[str, ...], words: str
 ) -> None:
-    import re
-
     config = rig.config(f"refused-{rank}", collective=False)
     async with rig.trainer(config) as (trainer, _queue), rig.replica(config):
         assert isinstance(trainer, AdapterTrainer)
         trainer.rank = rank
         manifest = await trainer.publish()
         if "norm" in layers:
-            from dataclasses import replace
-
+            assert manifest.adapter is not None
             manifest = replace(manifest, adapter=replace(manifest.adapter, target_modules=layers))
             (version_dir(trainer.weights, 1) / "manifest.json").write_text(manifest.to_json())
         await trainer.make_current(manifest)
         beat = await trainer.beat_where(lambda b: bool(re.search(words, b.detail)))
-        assert (beat.version, beat.state) == (0, ReplicaState.STALE)
+        assert (beat.version, beat.pushes) == (0, ())
 
 
 async def test_whole_weights_are_refused(rig: Rig) -> None:
@@ -228,7 +245,7 @@ async def test_an_adapter_that_cannot_be_loaded_leaves_the_engine_as_it_was(rig:
         side.write_text(whole.replace('"r": 4', '"r": 64'))
         await trainer.make_current(manifest)
         await trainer.beat_where(lambda b: "the engine cannot load the adapter of version 1" in b.detail)
-        assert (adapters(replica).adapters, await replica._engine._client.list_loras()) == ((), set())
+        assert (adapters(replica).adapters, await rig.adapters()) == ((), set())
         assert (await user(rig)).token_ids == before.token_ids
         side.write_text(whole)
         again = await trainer.publish(noise=0.3)

@@ -5,10 +5,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.config import SharingConfig
-from tests.engine_rig import Rig, started
+from tests.engine_rig import ENGINE, Rig, started
+from tests.tiny_models import build_policy
 
 
 @pytest.fixture(scope="package")
 async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
-    async with started(tmp_path_factory.mktemp("engine"), SharingConfig()) as rig:
+    tmp = tmp_path_factory.mktemp("engine")
+    model = build_policy(tmp / "policy", "qwen3_tied")
+    async with started(model, tmp, SharingConfig(), ENGINE) as rig:
         yield rig
