@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from deploy.config import load
+from deploy.demo.settings import check_settings
+from rollout.errors import ConfigError
 from services.config import EngineConfig, SharingConfig
 from services.engine_arguments import engine_arguments
 
@@ -35,3 +38,17 @@ def test_an_adapter_of_users_needs_the_mode_for_it() -> None:
 def test_one_place_would_leave_rollouts_none_while_a_version_is_loaded() -> None:
     with pytest.raises(ValidationError, match="greater than or equal to 2"):
         SharingConfig(mode="adapter", rollout_adapters=1)
+
+
+@pytest.mark.usefixtures("command_process")
+def test_the_path_of_the_users_adapter_counts_from_the_current_directory(toml: Path) -> None:
+    flags = ["--fleet.sharing.mode", "adapter", "--fleet.sharing.user_adapter", "adapters/mine"]
+    assert load([toml], flags).fleet_config().sharing.user_adapter == Path.cwd() / "adapters" / "mine"
+
+
+def test_a_demo_whose_engines_cannot_load_what_it_trains_is_refused(tmp_path: Path) -> None:
+    adapter = ["--train.lora.publish", "adapter"]
+    with pytest.raises(ConfigError, match=r"publish=adapter, but fleet demo has sharing\.mode=live"):
+        check_settings(tmp_path / "demo", steps=7, flags=adapter)
+    config = check_settings(tmp_path / "demo", steps=7, flags=[*adapter, "--fleet.sharing.mode", "adapter"])
+    assert config.fleet.sharing.max_loras == 2
