@@ -3,7 +3,7 @@
     [model]             path, name                       the policy, both sides
     [redis]             url | dir, ...                   the queue, both sides
     [rewards.functions] name = {function = "mod:fn"}     what requests may name
-    [fleet.engine] [fleet.harvest] [fleet.push] [fleet.autoscaling] [fleet.gateway]
+    [fleet.engine] [fleet.harvest] [fleet.slo] [fleet.push] [fleet.autoscaling] [fleet.gateway]
     [train] [train.prompts] [train.reward] [train.sampling] [train.optimizer] ...
     [demo]              warmup, goals                    `nightshift demo` alone
 

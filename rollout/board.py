@@ -11,14 +11,19 @@ from typing import Protocol
 
 
 class ReplicaState(StrEnum):
-    """HEALTHY harvests; STALE lacks the current version or failed its check and harvests nothing until verified."""
+    """Of a replica's process, from RESTARTING, for the first time or in a dead one's place, on; `services/fleet.py` has
+    the edges."""
 
-    STARTING = "starting"
-    STALE = "stale"
-    HEALTHY = "healthy"
-    SUSPECT = "suspect"
-    DEAD = "dead"
     RESTARTING = "restarting"
+    """The engine starts and rehearses; it takes no users yet."""
+    STALE = "stale"
+    """Serves users; lacks the current version or failed its check, and harvests nothing until verified."""
+    HEALTHY = "healthy"
+    """Serves users and harvests."""
+    SUSPECT = "suspect"
+    """Has work and takes no step; harvests nothing until it does."""
+    DEAD = "dead"
+    """Its engine will not answer any more; Serve replaces the process."""
     RETIRED = "retired"
 
 
@@ -65,7 +70,7 @@ class Heartbeat:
     rollout_tokens: int
     """Response tokens generated for rollouts since start."""
     user_requests: int
-    """User requests finished since start."""
+    """User requests ended since start, those that failed included."""
     rehearsal_gap: float | None
     """Canary gap of the rehearsal at start."""
     pushes: tuple[AppliedPush, ...] = ()
@@ -88,6 +93,12 @@ class Heartbeat:
     """How its fleet shares engines between users and rollouts: `adapter` takes LoRA adapters, all others weights."""
     max_lora_rank: int | None = None
     """Of the adapters that it takes; None where it takes whole weights."""
+    seat_limit: int | None = None
+    """Sequences, of users and rollouts together, that the SLO has room for; None without an SLO."""
+    slo_breaches: int = 0
+    """Times that rollouts lost all seats since users' latency was outside the SLO."""
+    user_failures: int = 0
+    """User requests that the engine ended with an error of its own, since start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from ray.serve.llm import LLMConfig
 
 import services
 from rollout.errors import ConfigError
-from services.config import FleetConfig
+from services.config import AutoscalingConfig, FleetConfig
 from services.engine_arguments import engine_arguments
 from services.user_adapter import check_user_adapter
 
@@ -76,19 +76,27 @@ def llm_config(config: FleetConfig) -> LLMConfig:
 
 
 def _deployment_options(config: FleetConfig) -> dict[str, Any]:
-    scaling = config.autoscaling
     return {
-        "autoscaling_config": {
-            "min_replicas": scaling.min_replicas,
-            "initial_replicas": scaling.min_replicas,
-            "max_replicas": scaling.max_replicas,
-            "target_ongoing_requests": scaling.target_ongoing_requests,
-            "upscale_delay_s": scaling.upscale_delay_s,
-            "downscale_delay_s": scaling.downscale_delay_s,
-        },
+        "autoscaling_config": autoscaling(config.autoscaling),
         "max_ongoing_requests": _MAX_ONGOING,
         "graceful_shutdown_timeout_s": _DRAIN_S,
         "ray_actor_options": {"num_cpus": 0 if config.engine.device == "cpu" else config.engine.cpus},
+    }
+
+
+def autoscaling(scaling: AutoscalingConfig) -> dict[str, Any]:
+    """Serve's `autoscaling_config`; its own delays are 0, since the policy has better ones."""
+    bounds = {"min_replicas", "max_replicas"}
+    return {
+        "min_replicas": scaling.min_replicas,
+        "initial_replicas": scaling.min_replicas,
+        "max_replicas": scaling.max_replicas,
+        "upscale_delay_s": 0,
+        "downscale_delay_s": 0,
+        "policy": {
+            "policy_function": "services.autoscaling:UserLoadPolicy",
+            "policy_kwargs": scaling.model_dump(mode="json", exclude=bounds | {"rate_window_s"}),
+        },
     }
 
 

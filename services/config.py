@@ -2,10 +2,13 @@
 
 from pathlib import Path
 from typing import Literal
+from zoneinfo import ZoneInfo
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from rollout.config import ModelConfig, Name, RedisConfig, RewardsConfig, Settings
+from services.autoscaling.windows import overlapping, window
+from services.slo import SloConfig
 
 _TAKEN = {
     "dtype": "engine.dtype",
@@ -25,10 +28,11 @@ _TAKEN = {
     "max_lora_rank": "sharing.max_lora_rank",
     "max_cpu_loras": "",
     "lora_target_modules": "sharing.target_modules",
+    "disable_log_stats": "",
 }
 """vLLM arguments that `engine.extra` may not give, and the setting to use instead. "" is where Nightshift relies on its
-own value: users before rollouts, logprobs of the distribution that sampled, pushes into the workers, adapters that stay
-until their last request ended."""
+own value: users before rollouts and what they feel, logprobs of the distribution that sampled, pushes into the
+workers, adapters that stay until their last request ended, the count of steps in the engine's statistics."""
 
 
 class EngineConfig(Settings):
@@ -69,6 +73,13 @@ class HarvestConfig(Settings):
 
     user_reserve: int = Field(default=4, ge=0)
     """Seats rollouts never take."""
+    max_seats: int | None = Field(default=None, ge=0)
+    """Most seats that rollouts take, however few users there are; without it all but the reserve."""
+    preempt: bool = True
+    """Users who find no seat free get that of the newest rollout. Without it they wait until a rollout ends."""
+    prefill_tokens: int = Field(default=512, ge=1)
+    """Prompt tokens of rollouts that the engine computes at a time: users wait for each of its steps. A larger prompt
+    is computed alone."""
     lease_s: float = Field(default=30.0, gt=1, le=3600)
     poll_s: float = Field(default=0.05, gt=0, le=10)
     """Wait between two looks into an empty queue."""
@@ -140,20 +151,88 @@ class PushConfig(Settings):
     """False takes every version from the artefact."""
 
 
+class HealthConfig(Settings):
+    """How a replica knows that its engine lives."""
+
+    look_s: float = Field(default=1.0, gt=0, le=60)
+    """Seconds between two looks at the engine's count of steps."""
+    probe_s: float = Field(default=10.0, gt=0, le=3600)
+    """Seconds. An engine that has nothing to do is asked for one token so often."""
+    suspect_s: float = Field(default=10.0, gt=0, le=3600)
+    """Seconds. With work and without a step for so long, an engine harvests nothing until it takes one."""
+    dead_s: float = Field(default=60.0, gt=0, le=3600)
+    """Seconds. With work and without a step for so long, it is replaced: more than its longest step."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "HealthConfig":
+        if 2 * self.look_s > self.suspect_s:
+            raise ValueError(f"suspect_s={self.suspect_s} is less than two looks of look_s={self.look_s}")
+        if self.suspect_s >= self.dead_s:
+            raise ValueError(f"suspect_s={self.suspect_s} is not below dead_s={self.dead_s}")
+        return self
+
+
+class RolloutBudgetConfig(Settings):
+    """Replicas that rollouts may add to those that users need, while their work finds no seat."""
+
+    windows: tuple[str, ...] = Field(min_length=1)
+    """Of every day, such as "22:00-06:00"; at a window's end its replicas are given back at once."""
+    time_zone: str = "UTC"
+    """Of the windows and of the day of `replica_hours_per_day`, such as Europe/Berlin."""
+    extra_replicas: int = Field(ge=1, le=1024)
+    """The most at once, within `max_replicas`."""
+    replica_hours_per_day: float | None = Field(default=None, gt=0)
+    """The most of a day, extra replicas x hours; None leaves it to the windows."""
+
+    @field_validator("windows")
+    @classmethod
+    def _apart(cls, windows: tuple[str, ...]) -> tuple[str, ...]:
+        if pair := overlapping([window(text) for text in windows]):
+            raise ValueError(f"windows {pair[0]} and {pair[1]} overlap")
+        return windows
+
+    @field_validator("time_zone")
+    @classmethod
+    def _known(cls, zone: str) -> str:
+        try:
+            ZoneInfo(zone)
+        except (KeyError, ValueError, OSError):
+            raise ValueError(f"time_zone={zone!r} is not in this machine's time zone data") from None
+        return zone
+
+
 class AutoscalingConfig(Settings):
-    """Replicas of the engine."""
+    """Replicas of the engine: as many as users need, however many rollouts run beside them. See docs/autoscaling.md."""
 
     min_replicas: int = Field(default=1, ge=1, le=1024)
     max_replicas: int = Field(default=1, ge=1, le=1024)
-    target_ongoing_requests: float = Field(default=8.0, gt=0)
-    """User requests in flight per replica."""
+    """Those that rollouts add included."""
+    target_utilisation: float = Field(default=0.6, gt=0, le=1)
+    """Share of what an engine does with all its seats busy that users are to take of it on average."""
+    hysteresis: float = Field(default=0.15, ge=0, le=1)
+    """A replica goes only when the others would not be above `target_utilisation` with so much more load either."""
+    rate_window_s: float = Field(default=30.0, ge=5, le=3600)
+    """Over which arrivals are counted."""
     upscale_delay_s: float = Field(default=5.0, ge=0)
     downscale_delay_s: float = Field(default=300.0, ge=0)
+    rollout_budget: RolloutBudgetConfig | None = None
+    """None: rollouts never add a replica."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "AutoscalingConfig":
         if self.min_replicas > self.max_replicas:
             raise ValueError(f"min_replicas={self.min_replicas} is above max_replicas={self.max_replicas}")
+        if self.downscale_delay_s < self.rate_window_s:
+            raise ValueError(
+                f"downscale_delay_s={self.downscale_delay_s:g} is below rate_window_s={self.rate_window_s:g}, for "
+                "which the arrivals at a replica that was taken away are missing"
+            )
+        budget, room = self.rollout_budget, self.max_replicas - self.min_replicas
+        if budget is not None and budget.extra_replicas > room:
+            raise ValueError(
+                f"rollout_budget.extra_replicas={budget.extra_replicas} is more than the {room} between "
+                f"min_replicas={self.min_replicas} and max_replicas={self.max_replicas}"
+            )
         return self
 
 
@@ -207,7 +286,9 @@ class FleetOptions(Settings):
     engine: EngineConfig = EngineConfig()
     harvest: HarvestConfig = HarvestConfig()
     sharing: SharingConfig = SharingConfig()
+    slo: SloConfig = SloConfig()
     push: PushConfig = PushConfig()
+    health: HealthConfig = HealthConfig()
     autoscaling: AutoscalingConfig = AutoscalingConfig()
     gateway: GatewayConfig = GatewayConfig()
 

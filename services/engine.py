@@ -1,6 +1,6 @@
 """The engine replica: Ray Serve LLM's server plus heartbeat, weight reconcile and harvester.
 
-start: rewards -> engine -> rehearsal -> [heartbeat | reconcile | harvest] until the replica is stopped
+start: rewards -> engine -> rehearsal -> [heartbeat | vitals | reconcile | harvest] until the replica is stopped
 """
 
 import asyncio
@@ -8,8 +8,8 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +24,28 @@ from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import Purpose
-from services.adapter_rehearsal import rehearse_adapter
+from services.autoscaling.stats import ReplicaStats
 from services.collective import InReplica, InWorker
 from services.config import FleetConfig
+from services.engine_faults import is_fault
+from services.fleet import Event
 from services.harvester import Harvester
+from services.health import Health
+from services.idle_speed import measure
 from services.logs import plain_logs
 from services.purposes import leasable
 from services.reconcile import Reconciler
-from services.rehearsal import rehearse
 from services.reward_pool import RewardPool
 from services.rollout_adapters import RolloutAdapters
-from services.seats import Seats, rollout_seats
+from services.seat_guard import check_attainable
+from services.seat_keeper import SeatKeeper
 from services.shared_memory import unlink_below
+from services.sharing import rehearsed, way_in
 from services.staging import Staging, replica_name
-from services.swap import WeightSwap
-from services.user_seats import UserSeats, sequences
-from services.vllm_engine import USER_ADAPTER, VllmEngine
+from services.stopping import cancel_once, stopping
+from services.user_load import Answer, UserLoad
+from services.user_seats import sequences
+from services.vllm_engine import VllmEngine
 
 _BEAT_S = 1.0
 _BEAT_TTL_S = 10.0
@@ -65,15 +71,23 @@ class Replica:
         self._started_at = time.time()
         self._tasks: list[asyncio.Task[None]] = []
         self._rehearsal_gap: float | None = None
-        self.users = UserSeats(self._resize)
+        self._rollouts_waiting = 0
+        self._load: UserLoad | None = None
         self._staging = Staging(Path(config.push.staging_dir), self.name)
-        self._swap = _way_in(config, engine)
+        self._swap = way_in(config, engine)
         self._rewards = rewards
-        self._seats = Seats(self._capacity())
+        self.keeper = SeatKeeper(
+            total=config.engine.max_num_seqs,
+            harvest=config.harvest,
+            slo=config.slo,
+            engine=engine,
+            still_until=lambda: self._swap.still_until,
+        )
+        self.users = self.keeper.users
         self.harvester = Harvester(
             replica=self.name,
             config=config.harvest,
-            seats=self._seats,
+            seats=self.keeper.seats,
             engine=self._swap if isinstance(self._swap, RolloutAdapters) else engine,
             rewards=self._rewards,
             fleet=self,
@@ -90,23 +104,42 @@ class Replica:
             on_untrusted=self.harvester.give_up,
             receivers={"gloo": InReplica(), "nccl": InWorker(engine)},
         )
+        self.health = Health(
+            engine,
+            self._swap,
+            fit=lambda: self.reconciler.fit,
+            config=config.health,
+            changed=self.reconciler.news.set,
+        )
 
     async def start(self) -> None:
-        """Rehearse, then run the loops. Raises RehearsalFailed or ConfigError: then the replica must not serve."""
+        """Rehearse, then run the loops. Raises RehearsalFailed, or ConfigError for a model or an SLO that the engine
+        cannot meet: then the replica must not serve."""
         await asyncio.to_thread(self._staging.prepare)
         await self._engine.set_version(0)
         if isinstance(self._swap, RolloutAdapters):
             await self._swap.start()
-        if self._config.push.rehearsal:
-            self._rehearsal_gap = await self._rehearse()
         await self._board.register_run(self._config.fleet, self._config.run)
-        loops = {"heartbeat": self._beat(), "reconcile": self.reconciler.run(), "harvest": self.harvester.run()}
-        self._tasks = [_supervised(name, loop) for name, loop in loops.items()]
+        self._tasks = [_supervised("heartbeat", self._beat())]
+        if self._config.push.rehearsal:
+            self._rehearsal_gap = await rehearsed(
+                self._swap, self._config, staging=self._staging, dtype=self._engine.dtype
+            )
+        await self._measure_idle()
+        self.health.meet(Event.STARTED)
+        loops = {
+            "vitals": self.health.run(),
+            "reconcile": self.reconciler.run(),
+            "seats": self.keeper.run(),
+            "harvest": self.harvester.run(),
+        }
+        self._tasks += [_supervised(name, loop) for name, loop in loops.items()]
 
     async def stop(self) -> None:
         """Give the leases back, leave the board and the shared memory."""
+        self.health.meet(Event.RETIRED)
         for task in reversed(self._tasks):
-            task.cancel()
+            cancel_once(task)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         # What needs no Redis first: where it does not answer, Serve ends the process before the wait for it does.
         await self._rewards.close()
@@ -117,11 +150,16 @@ class Replica:
 
     def check(self) -> None:
         """Raises ReplicaUnhealthy when the engine cannot be used any more or a loop has ended."""
-        if self._swap.broken:
-            raise ReplicaUnhealthy(self._swap.broken)
+        self.check_engine()
         for task in self._tasks:
             if task.done() and not task.cancelled():
                 raise ReplicaUnhealthy(f"loop {task.get_name()} ended: {task.exception()!r}")
+
+    def check_engine(self) -> None:
+        """Raises ReplicaUnhealthy when no request will be answered any more."""
+        condition = self.health.now()
+        if condition.state is ReplicaState.DEAD:
+            raise ReplicaUnhealthy(condition.reason)
 
     # what the harvester asks
 
@@ -129,8 +167,8 @@ class Replica:
         return list(self._queues.values())
 
     def purposes(self, run: str) -> Sequence[Purpose]:
-        """None while the weights are not verified or the engine is dead; else see `purposes.leasable`."""
-        if self.reconciler.state is not ReplicaState.HEALTHY or self._engine.dead:
+        """None unless the replica is healthy; else see `purposes.leasable`."""
+        if self.health.now().state is not ReplicaState.HEALTHY:
             return ()
         return leasable(
             [Purpose(purpose) for purpose in self._config.harvest.purposes],
@@ -154,51 +192,77 @@ class Replica:
 
     def heartbeat(self) -> Heartbeat:
         """What the board shows of this replica now."""
-        tally = self.harvester.tally
+        tally, condition = self.harvester.tally, self.health.now()
         return Heartbeat(
             replica=self.name,
             host=socket.gethostname(),
             pid=os.getpid(),
-            state=self.reconciler.state,
+            state=condition.state,
             policy=self._config.model.name,
             version=self.reconciler.version,
             seats_total=self._config.engine.max_num_seqs,
             seats_users=self.users.held,
-            seats_rollouts=self._seats.held,
+            seats_rollouts=self.keeper.seats.held,
+            seat_limit=self.keeper.limit,
+            slo_breaches=self.keeper.breaches,
             rollout_tokens=tally.generated,
             user_requests=self.users.requests_ended,
             rehearsal_gap=self._rehearsal_gap,
             pushes=tuple(self.reconciler.pushes),
             started_at=self._started_at,
             sent_at=time.time(),
-            detail=self._swap.broken or self.reconciler.detail,
-            pinned=None if self._engine.dead else self.reconciler.pinned,
+            detail=condition.reason or self.reconciler.detail,
+            pinned=None if condition.state is ReplicaState.DEAD else self.reconciler.pinned,
             rollout_cuts=tally.cuts,
             rollout_salvaged=tally.salvaged,
             rollout_prefilled_again=tally.prefilled_again,
             rollout_lost=tally.lost,
+            user_failures=condition.user_failures,
             sharing=self._config.sharing.mode,
             max_lora_rank=self._config.sharing.max_lora_rank if self._config.sharing.max_loras else None,
         )
 
-    async def _rehearse(self) -> float:
-        """The gap in nats. Raises RehearsalFailed."""
-        model, tolerance, dtype = self._config.model.path, self._config.push.canary_tolerance, self._engine.dtype
-        if isinstance(self._swap, RolloutAdapters):
-            return await rehearse_adapter(
-                self._swap, model=model, staging=self._staging, dtype=dtype, tolerance=tolerance
-            )
-        return await rehearse(self._swap, model=model, staging=self._staging, dtype=dtype, tolerance=tolerance)
+    @contextmanager
+    def request(self, sequences: int) -> Iterator[Answer]:
+        """A user's request of so many sequences, from its arrival to its end; tell the answer what came of it."""
+        if self._load is None:
+            raise ReplicaUnhealthy("the replica is starting")
+        with self.users.hold(sequences), self._load.request(sequences) as answer:
+            yield answer
 
-    def _capacity(self) -> int:
-        return rollout_seats(self._config.engine.max_num_seqs, self._config.harvest.user_reserve, self.users.held)
+    def stats(self) -> ReplicaStats | None:
+        """What the autoscaler asks; None before the engine's speed is known."""
+        if self._load is None:
+            return None
+        seats = self.keeper.seats
+        return ReplicaStats(
+            user_arrivals_per_s=self._load.arrivals_per_s,
+            idle_service_s=self._load.idle_service_s,
+            user_capacity=self._load.capacity,
+            user_seats_held=self.users.held,
+            seats=self._config.engine.max_num_seqs,
+            rollout_seats=max(seats.capacity, seats.held),
+            rollout_seats_held=seats.held,
+            rollouts_waiting=self._rollouts_waiting,
+            lent=0,
+        )
 
-    def _resize(self) -> None:
-        self._seats.resize(self._capacity(), most=self._config.engine.max_num_seqs - self.users.held)
+    async def _measure_idle(self) -> None:
+        """What the engine does without work: the autoscaler counts in it, and an SLO must leave room for it."""
+        speed = await measure(self._engine, self._config.engine.max_num_seqs, clock=time.perf_counter)
+        check_attainable(self._config.slo, speed)
+        self.keeper.calibrate(speed)
+        self._load = UserLoad(
+            speed,
+            window_s=self._config.autoscaling.rate_window_s,
+            rollouts=lambda: None if self.keeper.seats.held else self.harvester.tally.generated,
+            clock=time.perf_counter,
+        )
 
     async def _beat(self) -> None:
         news = self.reconciler.news
         while True:
+            self._mind_stop()
             try:
                 await self._refresh_queues()
                 await self._board.heartbeat(self._config.fleet, self.heartbeat(), ttl_s=_BEAT_TTL_S)
@@ -211,10 +275,19 @@ class Replica:
                     await news.wait()
             news.clear()
 
+    def _mind_stop(self) -> None:
+        """Rollouts leave when Serve begins to stop the replica: users' last requests may take all of its grace."""
+        if stopping():
+            for task in self._tasks:
+                if task.get_name() == "harvest":
+                    cancel_once(task)
+
     async def _refresh_queues(self) -> None:
         for run in await self._board.runs(self._config.fleet):
             if run not in self._queues:
                 self._queues[run] = RedisQueue(self._store, run)
+        depths = [await queue.stats() for queue in self._queues.values()]
+        self._rollouts_waiting = sum(sum(depth.queued.values()) for depth in depths)
 
 
 class EngineServer(LLMServer):  # type: ignore[misc]
@@ -239,57 +312,70 @@ class EngineServer(LLMServer):  # type: ignore[misc]
             await rewards.check()
             await super().start()
             await asyncio.to_thread(unlink_below, os.getpid())
+            engine = VllmEngine(self.engine._engine_client)
+            await self._give_users_their_adapter(engine)
             store = await RedisStore.connect(self._fleet.redis)
         except BaseException:
             await rewards.close()
             raise
-        engine = VllmEngine(self.engine._engine_client)
-        if (adapter := self._fleet.sharing.user_adapter) is not None:
-            # found by the name before the model of that name is, so every user's request gets it
-            name = self._fleet.model.name
-            self.engine._oai_models.lora_requests[name] = await engine.load_user_adapter(name, adapter)
         self._replica = Replica(self._fleet, engine, store, rewards)
         await self._replica.start()
+
+    async def _give_users_their_adapter(self, engine: VllmEngine) -> None:
+        if (adapter := self._fleet.sharing.user_adapter) is not None:
+            # found by this name before the model of that name is, so every user's request gets it
+            name = self._fleet.model.name
+            self.engine._oai_models.lora_requests[name] = await engine.load_user_adapter(name, adapter)
 
     async def check_health(self) -> None:
         await super().check_health()
         if self._replica is not None:
             self._replica.check()
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve every few seconds and handed to `services.autoscaling`."""
+        stats = None if self._replica is None else self._replica.stats()
+        return {} if stats is None else dict(stats)  # type: ignore[arg-type]
+
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
-        return self._counted(await super().chat(request, raw_request_info), sequences("", request.n))
+        replica = self._open()
+        stream = await super().chat(request, raw_request_info)
+        return _counted(replica, stream, sequences("", request.n))
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        replica = self._open()
         stream = await super().completions(request, raw_request_info)
-        return self._counted(stream, sequences(request.prompt, request.n))
+        return _counted(replica, stream, sequences(request.prompt, request.n))
 
     async def __del__(self) -> None:
         replica, self._replica = getattr(self, "_replica", None), None
         if replica is not None:
             await replica.stop()
 
-    async def _counted(self, stream: AsyncGenerator[Any, None], seats: int) -> AsyncGenerator[Any, None]:
-        """The stream itself; the request holds as many of the users' seats until it ends or is given up."""
-        replica = self._replica
-        if replica is None:
+    def _open(self) -> Replica:
+        """Raises ReplicaUnhealthy: the router learns only later that a replica is dead."""
+        if self._replica is None:
             raise ReplicaUnhealthy("the replica is stopping")
-        with replica.users.hold(seats):
+        self._replica.check_engine()
+        return self._replica
+
+
+async def _counted(replica: Replica, stream: AsyncGenerator[Any, None], seats: int) -> AsyncGenerator[Any, None]:
+    """The stream itself; the request holds as many of the users' seats until it ends or is given up."""
+    faulty = False
+    with replica.request(seats) as answer:
+        try:
             async for item in stream:
+                faulty = faulty or is_fault(item)
+                answer.got(item)
                 yield item
-
-
-def _way_in(config: FleetConfig, engine: VllmEngine) -> WeightSwap | RolloutAdapters:
-    """How versions get into the engine."""
-    sharing, watchdog_s = config.sharing, config.push.watchdog_s
-    if sharing.mode != "adapter":
-        return WeightSwap(engine, watchdog_s=watchdog_s)
-    return RolloutAdapters(
-        engine,
-        places=sharing.rollout_adapters,
-        first=USER_ADAPTER + 1,
-        max_rank=sharing.max_lora_rank,
-        watchdog_s=watchdog_s,
-    )
+            answer.finished = True
+        except Exception:
+            faulty = True
+            raise
+        finally:
+            if faulty:
+                replica.health.meet(Event.FAILED)
 
 
 def _supervised(name: str, loop: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

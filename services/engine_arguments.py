@@ -14,6 +14,7 @@ def engine_arguments(config: EngineConfig, sharing: SharingConfig | None = None)
         "scheduling_policy": "priority",
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "services.worker_extension.WorkerExtension",
+        "disable_log_stats": False,
         "dtype": config.dtype,
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,

@@ -141,19 +141,32 @@ class SnapshotCollector(Collector):
 
     def _replicas(self) -> Iterator[Metric]:
         seats = GaugeMetricFamily("nightshift_seats", "Seats by use.", labels=["replica", "use"])
+        limit = GaugeMetricFamily("nightshift_seat_limit", "Sequences that the SLO has room for.", labels=["replica"])
+        breaches = GaugeMetricFamily(
+            "nightshift_slo_breaches", "Times rollouts lost every seat, since its start.", labels=["replica"]
+        )
         version = GaugeMetricFamily("nightshift_replica_version", "Verified version.", labels=["replica", "state"])
         rollouts = [
             GaugeMetricFamily(f"nightshift_replica_rollout_{name}", f"{what}, since its start.", labels=["replica"])
             for name, what in _ROLLOUT_FIGURES.items()
         ]
+        failures = GaugeMetricFamily(
+            "nightshift_replica_user_failures",
+            "User requests that its engine failed, since its start.",
+            labels=["replica"],
+        )
         for beat in self._snapshot.replicas:
+            failures.add_metric([beat.replica], beat.user_failures)
             held = (("total", beat.seats_total), ("users", beat.seats_users), ("rollouts", beat.seats_rollouts))
             for use, number in held:
                 seats.add_metric([beat.replica, use], number)
             version.add_metric([beat.replica, beat.state.value], beat.version)
+            breaches.add_metric([beat.replica], beat.slo_breaches)
+            if beat.seat_limit is not None:
+                limit.add_metric([beat.replica], beat.seat_limit)
             for family, name in zip(rollouts, _ROLLOUT_FIGURES, strict=True):
                 family.add_metric([beat.replica], getattr(beat, f"rollout_{name}"))
-        yield from (seats, version, *rollouts)
+        yield from (seats, limit, breaches, version, failures, *rollouts)
 
     def _queues(self) -> Iterator[Metric]:
         ledger = GaugeMetricFamily("nightshift_groups", "The ledger, in groups.", labels=["run", "state"])

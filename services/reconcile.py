@@ -2,7 +2,7 @@
 
     invitation of an epoch --ack, membership--> receive (or read the receiver's copy) --\\
     weights:current differs --------------------> read the artefact ---------------------> swap -> canary -> verified
-                                                                                                       \\-> STALE
+                                                                                                       \\-> not fit
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from rollout.board import AppliedPush, Board, CurrentVersion, Invitation, Membership, Pin, PushPath, ReplicaState
+from rollout.board import AppliedPush, Board, CurrentVersion, Invitation, Membership, Pin, PushPath
 from rollout.errors import NightshiftError, StoreUnavailable, WeightsError
 from rollout.weights import MANIFEST, WeightManifest, read_manifest, verify_buckets
 from services import collective
@@ -92,12 +92,9 @@ class Reconciler:
         self.pushes: deque[AppliedPush] = deque(maxlen=_KEPT_PUSHES)
 
     @property
-    def state(self) -> ReplicaState:
-        if self._swap.broken:
-            return ReplicaState.SUSPECT
-        if self._caught_up and self._trusted and (self.pinned is not None or self.lag <= self._max_lag):
-            return ReplicaState.HEALTHY
-        return ReplicaState.STALE
+    def fit(self) -> bool:
+        """Whether the weights in use are verified and recent enough for rollouts."""
+        return self._caught_up and self._trusted and (self.pinned is not None or self.lag <= self._max_lag)
 
     @property
     def pinned(self) -> int | None:

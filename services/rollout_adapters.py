@@ -5,6 +5,8 @@ version -> place (cut who is in the way) -> load -> canary on the adapter -> new
 """
 
 import asyncio
+import math
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -74,6 +76,13 @@ class RolloutAdapters:
         self.layers: frozenset[str] = frozenset()
         """That the engine lets an adapter change; none before `start`."""
         self.broken = ""
+        self.still_until = 0.0
+        """When the last load ended, monotonic; infinite while the engine may stand still for one."""
+
+    @property
+    def watched(self) -> bool:
+        """Whether the engine may stand still now, for no longer than the watchdog allows."""
+        return math.isinf(self.still_until)
 
     @property
     def max_model_len(self) -> int:
@@ -199,8 +208,12 @@ class RolloutAdapters:
     async def _load(self, directory: Path, version: int) -> float:
         adapter = self._places.reserve(version, directory)
         loading = asyncio.ensure_future(self._engine.load_adapter(adapter))
-        # what takes too long is not cancelled: nothing may come between the workers and their reply
-        done, _ = await asyncio.wait({loading}, timeout=self._watchdog_s)
+        self.still_until = math.inf
+        try:
+            # what takes too long is not cancelled: nothing may come between the workers and their reply
+            done, _ = await asyncio.wait({loading}, timeout=self._watchdog_s)
+        finally:
+            self.still_until = time.monotonic()
         if not done:
             self.broken = f"loading an adapter took more than push.watchdog_s={self._watchdog_s}"
             raise EngineBroken(self.broken)

@@ -17,6 +17,8 @@ from rollout.salvage import Chunk, Salvaged, after, joined, tokens
 from rollout.types import Partial, RolloutRequest, Sampling
 from services.seats import Seats, Ticket
 
+_LOOK_S = 0.005
+"""Between two looks whether a sample has its first token."""
 _ORIGINS_PER_ATTEMPT = 16
 """Bits. A sample that starts anew within an attempt begins another history."""
 
@@ -115,7 +117,7 @@ class SampleRun:
         self.kept = None if start is None else start.part
         self._saved = tokens(self.kept)
         self.text = ""
-        self._ticket = None if self.finished else seats.ask()
+        self._ticket = None if self.finished else seats.ask(prefill=self._size())
         tally.salvaged += tokens(self.kept)
 
     @property
@@ -160,7 +162,7 @@ class SampleRun:
                 self._seats.leave(ticket)
                 self._ticket = None
             if not (self.finished or self._parting):
-                self._ticket = self._seats.ask(again=ticket)
+                self._ticket = self._seats.ask(prefill=self._size(), again=ticket)
         if self.kept is not None and self.finished:
             self.text = self._engine.decode(self.kept.token_ids)
 
@@ -190,7 +192,10 @@ class SampleRun:
             replace(sampling, max_tokens=sampling.max_tokens - len(before)),
             seed=sample_seed(sampling.seed, self._index, before),
         )
-        cutting = asyncio.create_task(_cut_when(ticket.wanted, generation))
+        watching = [
+            asyncio.create_task(self._tell_start(ticket)),
+            asyncio.create_task(_cut_when(ticket.wanted, generation)),
+        ]
         try:
             self._take(await generation.ended())
         except Exception:
@@ -198,10 +203,20 @@ class SampleRun:
             raise
         finally:
             self._generation = None
-            cutting.cancel()
+            for task in watching:
+                task.cancel()
         if not (self.finished or self._parting):
             self._tally.cuts += 1
             self._tally.salvaged += tokens(self.kept) - len(before)
+
+    async def _tell_start(self, ticket: Ticket) -> None:
+        while not self.in_flight:  # noqa: ASYNC110 - the engine tells nobody
+            await asyncio.sleep(_LOOK_S)
+        self._seats.started(ticket)
+
+    def _size(self) -> int:
+        """Tokens that the engine computes before the next one."""
+        return len(self._request.prompt_ids) + tokens(self.kept)
 
     def _take(self, stretch: Partial | None) -> None:
         self._tally.generated += tokens(stretch)

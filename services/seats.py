@@ -17,12 +17,14 @@ def rollout_seats(total: int, reserve: int, users: int) -> int:
 class Ticket:
     """One sample's place in the line, then its seat, until it is wanted back or given to `Seats.leave`."""
 
-    __slots__ = ("born", "seated", "wanted")
+    __slots__ = ("born", "prefill", "seated", "wanted")
 
-    def __init__(self, born: int) -> None:
+    def __init__(self, born: int, prefill: int) -> None:
         loop = asyncio.get_running_loop()
         self.born = born
         """The larger, the newer is the sample; it keeps its number when it asks again."""
+        self.prefill = prefill
+        """Tokens that the engine computes before the sample's next one."""
         self.seated: asyncio.Future[None] = loop.create_future()
         """Done when the place in the line has become a seat."""
         self.wanted: asyncio.Future[None] = loop.create_future()
@@ -40,11 +42,16 @@ class Seats:
     A sample holds one seat and waits for none while it does, so a group larger than all seats runs in waves and cannot
     lock up. Fewer seats to give than held means only that nobody is seated until enough are given back; fewer seats
     than held that rollouts can have at all (`most`) means that the newest are asked to leave.
+
+    Samples that were seated and have no token yet share `pace` tokens of prefill, since the engine steps with all of
+    them at once and a user waits for the step; one alone may have more.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, pace: int) -> None:
         self._capacity = capacity
+        self._pace = pace
         self._seated: set[Ticket] = set()
+        self._starting: set[Ticket] = set()
         self._waiting: deque[Ticket] = deque()
         self._changed = asyncio.Event()
         self._numbers = itertools.count()
@@ -63,7 +70,7 @@ class Seats:
 
     @property
     def free(self) -> int:
-        """Seats that a new sample would get at once."""
+        """Seats that nobody holds and nobody waits for."""
         return max(0, self._capacity - self.held - self.waiting)
 
     def resize(self, capacity: int, *, most: int | None = None) -> None:
@@ -74,10 +81,10 @@ class Seats:
             self._want_back(max(0, most))
         self._seat()
 
-    def ask(self, *, again: Ticket | None = None) -> Ticket:
+    def ask(self, *, prefill: int, again: Ticket | None = None) -> Ticket:
         """A place in the line, whose `seated` is done when it has become a seat; give it to `leave` in the end, seated
         or not. Who gave a seat up asks with the ticket of then, `again`, and stands at the head of the line."""
-        ticket = Ticket(next(self._numbers) if again is None else again.born)
+        ticket = Ticket(next(self._numbers) if again is None else again.born, prefill)
         if again is None:
             self._waiting.append(ticket)
         else:
@@ -85,8 +92,14 @@ class Seats:
         self._seat()
         return ticket
 
+    def started(self, ticket: Ticket) -> None:
+        """The sample has its first token: its prefill is behind it."""
+        self._starting.discard(ticket)
+        self._seat()
+
     def leave(self, ticket: Ticket) -> None:
         """Give the seat or the place in the line back; a second time does nothing."""
+        self._starting.discard(ticket)
         if ticket in self._seated:
             self._seated.remove(ticket)
         elif ticket in self._waiting:
@@ -95,7 +108,7 @@ class Seats:
         self._seat()
 
     async def wait_free(self) -> None:
-        """Returns when a new sample would get a seat at once."""
+        """Returns when there is a seat that nobody holds or waits for."""
         while not self.free:
             self._changed.clear()
             await self._changed.wait()
@@ -106,10 +119,14 @@ class Seats:
             ticket.want()
 
     def _seat(self) -> None:
-        while self._waiting and self.held < self._capacity:
+        while self._waiting and self.held < self._capacity and self._paced(self._waiting[0]):
             ticket = self._waiting.popleft()
             if not ticket.seated.done():
                 self._seated.add(ticket)
+                self._starting.add(ticket)
                 ticket.seated.set_result(None)
         if self.free:
             self._changed.set()
+
+    def _paced(self, ticket: Ticket) -> bool:
+        return not self._starting or sum(t.prefill for t in self._starting) + ticket.prefill <= self._pace

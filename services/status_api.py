@@ -93,11 +93,12 @@ def _replica(beat: Heartbeat) -> dict[str, Any]:
 
 
 def _seats(snapshot: FleetSnapshot) -> dict[str, int]:
-    total = sum(beat.seats_total for beat in snapshot.replicas)
-    users = sum(beat.seats_users for beat in snapshot.replicas)
-    rollouts = sum(beat.seats_rollouts for beat in snapshot.replicas)
+    answering = [beat for beat in snapshot.replicas if beat.state in _ANSWERING]
+    total = sum(beat.seats_total for beat in answering)
+    users = sum(beat.seats_users for beat in answering)
+    rollouts = sum(beat.seats_rollouts for beat in answering)
     # users who wait for a seat are counted with those who have one
-    free = sum(max(0, beat.seats_total - beat.seats_users - beat.seats_rollouts) for beat in snapshot.replicas)
+    free = sum(max(0, beat.seats_total - beat.seats_users - beat.seats_rollouts) for beat in answering)
     return {"total": total, "users": users, "rollouts": rollouts, "free": free}
 
 

@@ -77,6 +77,13 @@ class WeightSwap:
         """Why the engine must be replaced; empty while it is well."""
         self.unscored = ""
         """Why the engine did not answer the last canary; empty when it did."""
+        self.still_until = 0.0
+        """When the last load ended, monotonic; infinite while generation stands still for one."""
+
+    @property
+    def watched(self) -> bool:
+        """Whether the engine may stand still now, for no longer than the watchdog allows."""
+        return math.isinf(self.still_until)
 
     @property
     def max_scored_tokens(self) -> int:
@@ -100,14 +107,17 @@ class WeightSwap:
         """
         if self.broken:
             raise EngineBroken(self.broken)
-        started = time.monotonic()
+        started, self.still_until = time.monotonic(), math.inf
         loading = asyncio.create_task(self._load(directory, version, fallback))
-        done, _ = await asyncio.wait({loading}, timeout=self._watchdog_s)
+        try:
+            done, _ = await asyncio.wait({loading}, timeout=self._watchdog_s)
+        finally:
+            self.still_until = time.monotonic()
         if not done:
             self._break(f"generation stood still for more than push.watchdog_s={self._watchdog_s}")
         if error := loading.exception():
             self._break(f"no usable weights: {error!r}")
-        return time.monotonic() - started
+        return self.still_until - started
 
     async def gap(self, canary: Canary) -> float:
         """Mean absolute difference between what the engine computes and what it should, in nats.

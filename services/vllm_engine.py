@@ -1,41 +1,44 @@
 """The vLLM engine behind the few verbs that Nightshift needs; no other module of this package imports vllm."""
 
 import asyncio
+import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from vllm import SamplingParams
 from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from rollout.types import FinishReason, Partial, Sampling, VersionSpan
+from rollout.types import FinishReason, Partial, Sampling
 from services.adapters import Adapter
+from services.engine_output import GenerationError, part, partial
+from services.step_log import StepLog
+from services.user_window import RequestTimes
 
+_OWN = "nightshift-"
+"""How the ids of requests begin that are not users'; OpenAI routes make ids of their own."""
 ROLLOUT_PRIORITY = 10
 """vLLM serves lower values first; users have 0."""
 CANARY_PRIORITY = -10
 USER_ADAPTER = 1
 """Number of the adapter that users are on; those of rollouts come after it."""
 
-_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 _CUT_AGAIN_S = 0.005
-
-
-class GenerationError(RuntimeError):
-    """The engine ended a sample without a result (aborted, or an output that cannot be read)."""
 
 
 class VllmEngine:
     """Wraps one `AsyncLLM`; every method belongs to the event loop that the engine was started on."""
 
     def __init__(self, client: AsyncLLM) -> None:
+        """`client` must keep statistics (`disable_log_stats` is false)."""
         self._client = client
+        self.step_log = StepLog()
+        client.logger_manager.stat_loggers.append(self.step_log)
 
     @property
     def max_model_len(self) -> int:
@@ -56,9 +59,31 @@ class VllmEngine:
         return bool(self._client.errored)
 
     @property
+    def steps(self) -> int:
+        """Steps whose outcome has arrived here; no word to the engine is needed for it."""
+        return self.step_log.steps
+
+    @property
+    def in_hand(self) -> int:
+        """Requests that are not at their end, those waiting for a seat included."""
+        return int(self._client.get_num_unfinished_requests())
+
+    @property
     def dtype(self) -> str:
         """Of the weights in use, such as `float32`."""
         return str(self._client.model_config.dtype).removeprefix("torch.")
+
+    def users(self) -> dict[str, RequestTimes]:
+        """The sequences of users in the engine now, by the engine client's ids."""
+        states = self._client.output_processor.request_states
+        ahead = (
+            time.monotonic() - time.time()
+        )  # the engine client notes arrivals by the wall clock, tokens by the other
+        return {
+            name: _times(state, ahead)
+            for name, state in states.items()
+            if state.stats is not None and not state.external_req_id.startswith(_OWN)
+        }
 
     def begin(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None, adapter: Adapter | None = None
@@ -88,13 +113,18 @@ class VllmEngine:
         params = SamplingParams(
             max_tokens=1, prompt_logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False
         )
-        output = await _last(
-            self._client, token_ids, params, uuid.uuid4().hex, priority=CANARY_PRIORITY, adapter=adapter
-        )
+        output = await _last(self._client, token_ids, params, _own_id(), priority=CANARY_PRIORITY, adapter=adapter)
         positions = output.prompt_logprobs or []
         if len(positions) != len(token_ids):
             raise GenerationError(f"asked for {len(token_ids)} prompt logprobs, got {len(positions)}")
         return tuple(float(p[t].logprob) for p, t in zip(positions[1:], token_ids[1:], strict=True))
+
+    async def probe(self) -> None:
+        """Have it sample one token. Raises GenerationError, or what vLLM raises."""
+        params = SamplingParams(max_tokens=1, output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False)
+        output = await _last(self._client, (0,), params, _own_id(), priority=CANARY_PRIORITY)
+        if not output.outputs[0].token_ids:
+            raise GenerationError("the engine ended a probe without a token")
 
     async def pause(self) -> None:
         """Stop stepping; requests in flight stay and are recomputed under the new weights on resume."""
@@ -150,9 +180,6 @@ class VllmEngine:
         """Label the tokens sampled from now on."""
         await self._client.update_weight_version(str(version))
 
-    async def check_health(self) -> None:
-        await self._client.check_health()
-
     async def _first_worker(self, method: str, **arguments: Any) -> Any:
         """What rank 0 answers; the others answer None."""
         answers = await self._client.collective_rpc(method, kwargs=arguments)
@@ -169,7 +196,7 @@ class VllmGeneration:
         self._prompt_ids = prompt_ids
         self._params = params
         self._adapter = adapter
-        self._id = uuid.uuid4().hex
+        self._id = _own_id()
         self._ended = asyncio.Event()
         self._cut = False
 
@@ -186,10 +213,10 @@ class VllmGeneration:
             )
         finally:
             self._ended.set()
-        part = _partial(output, self._adapter)
-        if not self._cut and (part is None or not part.finished):
+        found = partial(output, self._version)
+        if not self._cut and (found is None or not found.finished):
             raise GenerationError("the engine aborted a sample")
-        return part
+        return found
 
     @property
     def size(self) -> int:
@@ -207,8 +234,8 @@ class VllmGeneration:
             [flat.logprobs[i] for i in flat.start_indices[start:]],
         )
         with suppress(GenerationError, ValueError):  # what cannot be read now fails the sample when it ends
-            spans = _spans(state._weight_version_spans(), self._adapter, start + len(ids))
-            return _part(ids, logprobs, spans, FinishReason.ABORT, start=start)
+            labels = state._weight_version_spans()
+            return part(ids, logprobs, labels, self._version, FinishReason.ABORT, start=start)
         return None
 
     async def cut(self) -> None:
@@ -219,11 +246,26 @@ class VllmGeneration:
                 async with asyncio.timeout(_CUT_AGAIN_S):
                     await self._ended.wait()
 
+    @property
+    def _version(self) -> int | None:
+        """Of its adapter."""
+        return None if self._adapter is None else self._adapter.version
+
     def _state(self) -> Any:
         """The engine client's own record of the request; None before it has one and after its end."""
         processor = self._client.output_processor
         names = processor.external_req_ids.get(self._id)
         return processor.request_states.get(names[0]) if names else None
+
+
+def _own_id() -> str:
+    return _OWN + uuid.uuid4().hex
+
+
+def _times(state: Any, ahead: float) -> RequestTimes:
+    stats = state.stats
+    first, last = stats.first_token_ts or None, stats.last_token_ts or None
+    return RequestTimes(stats.arrival_time + ahead, first, last, stats.num_generation_tokens)
 
 
 async def _last(
@@ -233,7 +275,7 @@ async def _last(
     request_id: str,
     *,
     priority: int,
-    adapter: Adapter | None,
+    adapter: Adapter | None = None,
 ) -> Any:
     """The request's final output. Cancelling aborts it. Raises GenerationError."""
     last = None
@@ -245,44 +287,3 @@ async def _last(
     if last is None or not last.finished:
         raise GenerationError("the engine ended the request without output")
     return last
-
-
-def _partial(output: Any, adapter: Adapter | None) -> Partial | None:
-    """None without a token. Raises GenerationError."""
-    completion = output.outputs[0]
-    if (reason := _FINISH.get(completion.finish_reason)) is None:
-        raise GenerationError(f"sample ended with {completion.finish_reason!r}")
-    if not completion.token_ids:
-        return None
-    flat = completion.logprobs
-    logprobs = np.asarray(flat.logprobs, dtype=np.float32)[list(flat.start_indices)].tolist()
-    spans = _spans(completion.weight_versions, adapter, len(completion.token_ids))
-    return _part(completion.token_ids, logprobs, spans, reason)
-
-
-class _Span(NamedTuple):
-    version: int
-    start: int
-    end: int
-
-
-def _spans(labels: Sequence[Any] | None, adapter: Adapter | None, count: int) -> Sequence[Any]:
-    """The engine labels tokens with the version of its whole weights; a request on an adapter ends on it."""
-    return (labels or ()) if adapter is None else (_Span(adapter.version, 0, count),)
-
-
-def _part(
-    token_ids: Sequence[int], logprobs: Sequence[float], spans: Sequence[Any], reason: FinishReason, *, start: int = 0
-) -> Partial:
-    """Tokens from `start` on; `spans` count from the request's first. Raises GenerationError unless there are one
-    logprob a token and spans over all tokens."""
-    if len(logprobs) != len(token_ids):
-        raise GenerationError(f"{len(token_ids)} tokens but {len(logprobs)} logprobs")
-    found = tuple(
-        VersionSpan(int(span.version), max(0, span.start - start), span.end - start)
-        for span in spans
-        if span.end > max(start, span.start)
-    )
-    if sum(span.stop - span.start for span in found) != len(token_ids):
-        raise GenerationError(f"version spans {found} do not cover {len(token_ids)} tokens")
-    return Partial(tuple(token_ids), tuple(logprobs), found, reason)

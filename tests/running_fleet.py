@@ -93,6 +93,13 @@ def run_fleet(
     model = directory / "model"
     build_policy(model, architecture)
     toml = write_toml(directory, model=model, port=free_port(), max_replicas=max_replicas)
+    with run_configured(directory, toml) as fleet:
+        yield fleet
+
+
+@contextmanager
+def run_configured(directory: Path, toml: Path) -> Iterator[RunningFleet]:
+    """The fleet of a configuration; see `run_fleet`."""
     log = directory / "serve.log"
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -104,6 +104,17 @@ def build_policy(directory: Path, architecture: Architecture = "qwen3_tied", *, 
     return directory
 
 
+def build_endless_policy(directory: Path) -> Path:
+    """A policy whose every sample runs to its `max_tokens`: its end is a token that the model cannot sample."""
+    tokenizer = build_tokenizer()
+    model = build_model("qwen3_tied", tokenizer)
+    tokenizer.add_special_tokens({"eos_token": "<never>"})
+    model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
 def build_classifier(directory: Path, architecture: Architecture = "qwen3_tied") -> Path:
     """A sequence classifier of one label with the policy's tokenizer and a head that is not 0."""
     build_policy(directory, architecture)

@@ -189,9 +189,10 @@ class Pusher:
             await asyncio.sleep(_POLL_S)
 
     async def _verified(self, version: int, expected: set[str], report: PushReport) -> None:
-        """Until every expected replica has the version; one that is gone or failed its check is not waited for."""
+        """Until every expected replica has the version; not those that are gone, are dead or failed their check."""
         while True:
-            beats = {beat.replica: beat for beat in await self._board.replicas(self._fleet)}
+            every = await self._board.replicas(self._fleet)
+            beats = {beat.replica: beat for beat in every if beat.state is not ReplicaState.DEAD}
             for replica, beat in beats.items():
                 if (applied := _applied(beat, version)) is not None:
                     report.replicas[replica] = asdict(applied)

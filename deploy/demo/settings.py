@@ -42,7 +42,7 @@ user_reserve = 8
 [fleet.autoscaling]
 min_replicas = 1
 max_replicas = 2
-target_ongoing_requests = 2.0
+target_utilisation = 0.05
 upscale_delay_s = 1.0
 
 [train]

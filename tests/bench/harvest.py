@@ -157,7 +157,12 @@ async def _harvested_round(engine: Any, pool: Any, queue: RolloutQueue, requests
     await queue.submit(requests)
     config = HarvestConfig(user_reserve=0)
     harvester = Harvester(
-        replica="bench", config=config, seats=Seats(SEATS), engine=engine, rewards=pool, fleet=_Fleet(queue)
+        replica="bench",
+        config=config,
+        seats=Seats(SEATS, pace=config.prefill_tokens),
+        engine=engine,
+        rewards=pool,
+        fleet=_Fleet(queue),
     )
     started = time.perf_counter()
     running = asyncio.create_task(harvester.run())

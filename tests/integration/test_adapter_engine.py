@@ -24,14 +24,14 @@ from services.rollout_adapters import RolloutAdapters
 from services.staging import Staging
 from tests.engine_rig import SEATS, Rig, finished, request, started
 from tests.fake_trainer import AdapterTrainer, FakeTrainer, peft_logprobs
-from tests.tiny_models import build_policy
+from tests.tiny_models import build_endless_policy
 
 # the engine starts within the first test's time
 pytestmark = pytest.mark.timeout(480)
 
 GREEDY = Sampling(max_tokens=24, temperature=0.0)
 LONG = Sampling(max_tokens=2000)
-"""Of a policy that never ends by itself: some seconds, in which a few pushes fit."""
+"""Some seconds, in which a few pushes fit."""
 USER_PROMPT = tuple(range(70, 102))
 """Two blocks of the prefix cache."""
 
@@ -40,22 +40,12 @@ USER_PROMPT = tuple(range(70, 102))
 async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     sharing = SharingConfig(mode="adapter", max_lora_rank=8, rollout_adapters=2)
     tmp = tmp_path_factory.mktemp("adapters")
-    model = endless(build_policy(tmp / "policy", "qwen3_tied"))
+    model = build_endless_policy(tmp / "policy")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
     settings = EngineConfig(dtype="float32", max_model_len=2048, max_num_seqs=SEATS)
     async with started(model, tmp, sharing, settings) as rig:
         yield rig
-
-
-def endless(model: Path) -> Path:
-    """A policy with a longer context and without an end-of-sequence token."""
-    for name, changes in (
-        ("config.json", {"eos_token_id": None, "max_position_embeddings": 2048}),
-        ("generation_config.json", {"eos_token_id": None}),
-        ("tokenizer_config.json", {"eos_token": None}),
-    ):
-        content = json.loads((model / name).read_text())
-        (model / name).write_text(json.dumps({**content, **changes}))
-    return model
 
 
 async def user(rig: Rig) -> Partial:

@@ -174,7 +174,12 @@ class Stand:
         self, *, capacity: int = 4, lease_s: float = 5.0, max_failures: int = 2, give_back_s: float = 5.0
     ) -> None:
         self.queue = Queue(QueueLimits(max_failures=max_failures))
-        self.engine, self.rewards, self.fleet, self.seats = Engine(), Rewards(), Fleet(self.queue), Seats(capacity)
+        self.engine, self.rewards, self.fleet, self.seats = (
+            Engine(),
+            Rewards(),
+            Fleet(self.queue),
+            Seats(capacity, pace=10_000),
+        )
         self.harvester = Harvester(
             replica="r",
             config=HarvestConfig(poll_s=0.002, lease_s=lease_s, give_back_s=give_back_s, salvage_tokens=16),

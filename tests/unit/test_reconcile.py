@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.board import CurrentVersion, Invitation, Membership, Pin, PushPath, ReplicaState
+from rollout.board import CurrentVersion, Invitation, Membership, Pin, PushPath
 from rollout.errors import WeightsError
 from rollout.weights import MANIFEST, AdapterForm, Bucket, Canary, WeightManifest, file_sha256, version_dir
 from services import collective, reconcile
@@ -96,7 +96,7 @@ async def test_versions_of_equal_bytes_are_all_followed(tmp_path: Path) -> None:
         await stand.reconciler.step()
         await stand.reconciler.step()
         assert (stand.reconciler.version, stand.reconciler.lag) == (version, 0)
-        assert stand.reconciler.state is ReplicaState.HEALTHY
+        assert stand.reconciler.fit
     assert stand.engine.loads == 10
     assert stand.given_up == []
 
@@ -121,7 +121,7 @@ async def test_a_pinned_replica_stays_at_its_version_and_catches_up_when_it_is_l
         stand.publish(version)
         await stand.reconciler.step()
     assert (stand.reconciler.version, stand.reconciler.pinned, stand.reconciler.lag) == (1, 1, 7)
-    assert stand.reconciler.state is ReplicaState.HEALTHY
+    assert stand.reconciler.fit
     stand.board.pin = None
     await stand.reconciler.step()
     assert (stand.reconciler.version, stand.reconciler.pinned) == (8, None)
@@ -153,12 +153,12 @@ async def test_a_version_that_fails_its_check_is_tried_thrice_and_the_next_of_eq
     for _ in range(5):
         await stand.reconciler.step()
     assert (stand.engine.loads, stand.reconciler.version, len(stand.given_up)) == (3, 0, 3)
-    assert stand.reconciler.state is ReplicaState.STALE
+    assert not stand.reconciler.fit
     stand.engine.right = True
     stand.publish(2)
     await stand.reconciler.step()
     await stand.reconciler.step()
-    assert (stand.reconciler.version, stand.reconciler.state) == (2, ReplicaState.HEALTHY)
+    assert (stand.reconciler.version, stand.reconciler.fit) == (2, True)
 
 
 class RacingBoard(Notices):
@@ -245,10 +245,10 @@ async def test_a_canary_that_the_engine_refuses_leaves_a_stale_replica_and_not_a
         async with looping(stand):
             await until(lambda: len(stand.reconciler.pushes) == 3)
     assert [push.canary_gap for push in stand.reconciler.pushes] == [NO_GAP] * 3
-    assert stand.reconciler.state is ReplicaState.STALE
+    assert not stand.reconciler.fit
     stand.publish(2)
     async with looping(stand):
-        await until(lambda: stand.reconciler.state is ReplicaState.HEALTHY)
+        await until(lambda: stand.reconciler.fit)
     assert stand.reconciler.version == 2
 
 
@@ -259,7 +259,7 @@ async def test_an_unforeseen_error_makes_the_replica_stale_until_a_step_succeeds
     stand = Stand(tmp_path)
     stand.publish(1)
     async with looping(stand):
-        await until(lambda: stand.reconciler.state is ReplicaState.HEALTHY)
+        await until(lambda: stand.reconciler.fit)
 
         async def confused(run: str) -> CurrentVersion | None:
             raise KeyError("fencing_token")
@@ -267,8 +267,8 @@ async def test_an_unforeseen_error_makes_the_replica_stale_until_a_step_succeeds
         with monkeypatch.context() as patch:
             patch.setattr(stand.board, "current", confused)
             await until(lambda: "fencing_token" in stand.reconciler.detail)
-            assert stand.reconciler.state is ReplicaState.STALE
-        await until(lambda: stand.reconciler.state is ReplicaState.HEALTHY)
+            assert not stand.reconciler.fit
+        await until(lambda: stand.reconciler.fit)
     assert (stand.reconciler.version, stand.given_up) == (1, [])
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from services.config import SharingConfig
 from tests.engine_rig import ENGINE, Rig, started
-from tests.tiny_models import build_policy
+from tests.tiny_models import build_endless_policy
 
 
 @pytest.fixture(scope="package")
 async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     tmp = tmp_path_factory.mktemp("engine")
-    model = build_policy(tmp / "policy", "qwen3_tied")
+    model = build_endless_policy(tmp / "policy")
     async with started(model, tmp, SharingConfig(), ENGINE) as rig:
         yield rig

@@ -18,16 +18,16 @@ LONG = Sampling(max_tokens=200)
 
 
 async def seated(replica: Replica, count: int) -> None:
-    """Until as many samples are being generated, each with some tokens already."""
+    """Until as many samples are being generated, each with five tokens or more."""
     async with asyncio.timeout(60):
-        while replica.heartbeat().seats_rollouts != count or not long_enough(replica):  # noqa: ASYNC110
+        while not long_enough(replica, count):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
-def long_enough(replica: Replica) -> bool:
+def long_enough(replica: Replica, count: int) -> bool:
     """Looks into the harvester, since nobody else may ask for the length of a sample that is being generated."""
     runs = [run for held in replica.harvester._held.values() for run in held.work._runs if run.seated]
-    return all(run.in_flight >= 5 for run in runs)
+    return len(runs) == count and all(run.in_flight >= 5 for run in runs)
 
 
 def lengths(group: Group) -> list[int]:

@@ -1,0 +1,82 @@
+"""The whole decision, pure: what is wanted now, and what the next one has to know.
+
+wanted = max(users, lent kept) + extra for rollouts,  min_replicas <= wanted <= max_replicas
+"""
+
+from dataclasses import dataclass, field
+
+from services.autoscaling.budget import Extra, RolloutBudget, next_extra
+from services.autoscaling.demand import FleetLoad, replicas_for_users
+from services.autoscaling.steady import Steady
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """Settings; see `services.config.AutoscalingConfig`."""
+
+    min_replicas: int
+    max_replicas: int
+    target_utilisation: float
+    hysteresis: float
+    upscale_delay_s: float
+    downscale_delay_s: float
+    rollout_budget: RolloutBudget | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Of one moment; the parts of `total` are kept apart, since each has its own rule."""
+
+    users: Steady
+    """Replicas that users' load needs."""
+    base: int
+    """`users` and the lent ones that are kept beside them."""
+    extra: Extra = field(default_factory=Extra)
+
+    @property
+    def total(self) -> int:
+        return self.base + self.extra.replicas.value
+
+
+def begin(replicas: int) -> Wanted:
+    """From a fleet of so many, of which nothing else is known: all count as needed until load says otherwise."""
+    return Wanted(Steady(replicas), replicas)
+
+
+def decide(before: Wanted, load: FleetLoad, now: float, scaling: Scaling) -> Wanted:
+    """One step at `now`, Unix seconds.
+
+    Lent replicas count as wanted: they are kept beside those that users need, and are reason enough not to add one only
+    when users need no more than there are. They come back by being reclaimed, which takes less than a start.
+    """
+    users = _users(before.users, load, now, scaling)
+    base = max(users.value, min(before.base, scaling.max_replicas, users.value + load.lent))
+    if scaling.rollout_budget is None:
+        return Wanted(users, base)
+    extra = next_extra(
+        before.extra,
+        load,
+        scaling.rollout_budget,
+        now,
+        base=base,
+        room=scaling.max_replicas - base,
+        delays_s=(scaling.upscale_delay_s, scaling.downscale_delay_s),
+    )
+    return Wanted(users, base, extra)
+
+
+def _users(before: Steady, load: FleetLoad, now: float, scaling: Scaling) -> Steady:
+    """A replica that has not reported may hold any number of users, so nothing is taken away before all have."""
+    value = _bounded(before.value, scaling)
+    up = _bounded(replicas_for_users(load, utilisation=scaling.target_utilisation), scaling)
+    down = _bounded(
+        replicas_for_users(load, utilisation=scaling.target_utilisation, margin=scaling.hysteresis), scaling
+    )
+    if not load.complete:
+        up, down = max(up, value), max(down, value)
+    steady = before if value == before.value else Steady(value)
+    return steady.follow(up, down, now, up_s=scaling.upscale_delay_s, down_s=scaling.downscale_delay_s)
+
+
+def _bounded(replicas: int, scaling: Scaling) -> int:
+    return min(scaling.max_replicas, max(scaling.min_replicas, replicas))

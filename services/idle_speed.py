@@ -1,0 +1,68 @@
+"""How fast an engine is with nothing to do, and how much more all its seats do together; measured before users come."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rollout.types import Sampling
+from services.sample_run import Generator
+
+_PROMPT, _RESPONSE = 24, 16
+"""Tokens."""
+_REPEATS = 3
+_SEED = 20_240
+
+
+@dataclass(frozen=True, slots=True)
+class IdleSpeed:
+    """Of one engine, seconds."""
+
+    first_token_s: float
+    token_s: float
+    """Each further token."""
+    capacity: float
+    """Seconds of idle service that it does in a second with all seats busy: 1 where it gains nothing by batching, its
+    seats where a full batch is as fast as a single sequence."""
+
+    def service_s(self, tokens: float) -> float:
+        """Of one sequence alone.
+
+        >>> IdleSpeed(first_token_s=0.05, token_s=0.02, capacity=10.0).service_s(101)
+        2.05
+        """
+        return self.first_token_s + max(0.0, tokens - 1) * self.token_s
+
+
+async def measure(engine: Generator, seats: int, *, clock: Callable[[], float]) -> IdleSpeed:
+    """On an engine that does nothing else; the fastest of a few tries, since all that disturbs one makes it slower.
+
+    Costs a few short sequences and one batch of `seats`. Raises GenerationError.
+    """
+    prompts = _prompts(engine.vocab_size, min(_PROMPT, engine.max_model_len // 2), seats + 2 * _REPEATS + 1)
+    await _timed(engine, prompts[:1], 2, clock)  # what an engine does at its first request only
+    firsts = [await _timed(engine, [prompt], 1, clock) for prompt in prompts[1 : _REPEATS + 1]]
+    alone = [await _timed(engine, [prompt], _RESPONSE, clock) for prompt in prompts[_REPEATS + 1 : 2 * _REPEATS + 1]]
+    batch_s, batch_tokens = await _timed(engine, prompts[2 * _REPEATS + 1 :], _RESPONSE, clock)
+    first_s = min(seconds for seconds, _ in firsts)
+    token_s = min(max(0.0, seconds - first_s) / max(1, tokens - 1) for seconds, tokens in alone)
+    service_s = seats * first_s + (batch_tokens - seats) * token_s
+    return IdleSpeed(first_s, token_s, min(float(seats), max(1.0, service_s / batch_s)))
+
+
+async def _timed(
+    engine: Generator, prompts: Sequence[tuple[int, ...]], tokens: int, clock: Callable[[], float]
+) -> tuple[float, int]:
+    """Seconds for all of them at once, and the tokens that came of it: an end may be sampled early."""
+    sampling = Sampling(max_tokens=tokens)
+    began = clock()
+    parts = await asyncio.gather(
+        *(engine.begin(prompt, sampling, seed=index).ended() for index, prompt in enumerate(prompts))
+    )
+    return clock() - began, sum(len(part.token_ids) for part in parts if part is not None)
+
+
+def _prompts(vocab_size: int, length: int, count: int) -> list[tuple[int, ...]]:
+    """Seeded and all different, so that none finds another's prefix in the cache."""
+    numbers = random.Random(_SEED)
+    return [tuple(numbers.randrange(vocab_size) for _ in range(length)) for _ in range(count)]

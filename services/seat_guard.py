@@ -1,0 +1,106 @@
+"""How many sequences an engine may work on while its users stay within their SLO.
+
+    inside the SLO:         limit += increase_per_s * dt, where the limit is what holds rollouts back
+    near its edge:          limit *= decrease
+    outside, a breach:      limit *= decrease, and no rollout for hold_s
+
+Rollouts get what users leave of the limit, so that an engine step takes as long with many users as with few. Additive
+increase, multiplicative decrease: Chiu and Jain, "Analysis of the increase and decrease algorithms for congestion
+avoidance in computer networks", 1989.
+"""
+
+from dataclasses import dataclass, replace
+
+from rollout.errors import ConfigError
+from services.idle_speed import IdleSpeed
+from services.slo import SloConfig
+
+_KV_EDGE = 0.9
+"""Share of the KV cache in use beyond which users' next tokens may not fit."""
+_MIN_ROLLOUTS = 1
+"""Of an engine without users: with none there would be nothing to learn from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Felt:
+    """What users and the engine met lately; None where nothing was seen."""
+
+    ttft_s: float | None
+    """95th percentile of users' first tokens; whoever still waits counts with the time so far."""
+    tpot_s: float | None
+    """95th percentile of users' mean time between tokens."""
+    step_s: float | None
+    """Mean time between two tokens of any sequence, one engine step."""
+    kv_usage: float
+    """Share of the KV cache in use, 0 to 1."""
+    sequences: int
+    """Of users and rollouts, in the engine now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """`limit` counts the sequences of users and rollouts together."""
+
+    limit: float
+    closed_until: float = 0.0
+    """No rollout before."""
+    since: float = 0.0
+    """What was felt earlier was felt under another limit."""
+
+
+def next_guard(guard: Guard, felt: Felt, now: float, dt: float, *, slo: SloConfig, idle: IdleSpeed, most: int) -> Guard:
+    """The guard after `dt` seconds more, at `now` (monotonic); `most` sequences fit into the engine."""
+    pressure = _pressure(felt, slo, idle)
+    if _breached(felt, slo):
+        return Guard(_decreased(guard, felt, slo), closed_until=now + slo.hold_s, since=now)
+    if pressure > slo.headroom or felt.kv_usage > _KV_EDGE:
+        return Guard(_decreased(guard, felt, slo), closed_until=guard.closed_until, since=now)
+    if felt.sequences + 1 < guard.limit:  # a limit that nothing reaches proves nothing
+        return guard
+    return replace(guard, limit=min(float(most), guard.limit + slo.increase_per_s * dt))
+
+
+def guarded_seats(guard: Guard, now: float, *, total: int, reserve: int, users: int) -> int:
+    """Seats that rollouts may hold now.
+
+    >>> guard = Guard(limit=20.7, closed_until=5.0)
+    >>> [guarded_seats(guard, 6.0, total=32, reserve=4, users=users) for users in (0, 6, 19, 40)]
+    [20, 14, 1, 0]
+    >>> guarded_seats(guard, 4.9, total=32, reserve=4, users=6)
+    0
+    """
+    fitting = max(0, total - max(reserve, users))
+    if now < guard.closed_until:
+        return 0
+    wanted = int(guard.limit) - users
+    return min(fitting, max(wanted, 0 if users else _MIN_ROLLOUTS))
+
+
+def _pressure(felt: Felt, slo: SloConfig, idle: IdleSpeed) -> float:
+    """Shares of the targets that are used up; the largest counts. 0 where nothing was seen."""
+    shares = [0.0]
+    if slo.ttft_s is not None:
+        # whoever comes next waits for the step that is running and for its own, with the batch of now
+        coming = None if felt.step_s is None else idle.first_token_s + 2 * felt.step_s
+        shares += [seen / slo.ttft_s for seen in (felt.ttft_s, coming) if seen is not None]
+    if slo.tpot_s is not None:
+        shares += [seen / slo.tpot_s for seen in (felt.tpot_s, felt.step_s) if seen is not None]
+    return max(shares)
+
+
+def _breached(felt: Felt, slo: SloConfig) -> bool:
+    pairs = ((felt.ttft_s, slo.ttft_s), (felt.tpot_s, slo.tpot_s))
+    return any(seen is not None and target is not None and seen > target for seen, target in pairs)
+
+
+def _decreased(guard: Guard, felt: Felt, slo: SloConfig) -> float:
+    """From what the engine really had, where the limit was above it."""
+    return max(1.0, min(guard.limit, float(felt.sequences)) * slo.decrease)
+
+
+def check_attainable(slo: SloConfig, idle: IdleSpeed) -> None:
+    """Raises ConfigError where a target is below what the engine does without any other work."""
+    pairs = {"ttft_s": (slo.ttft_s, idle.first_token_s), "tpot_s": (slo.tpot_s, idle.token_s)}
+    for name, (target, found) in pairs.items():
+        if target is not None and target <= found:
+            raise ConfigError(f"slo.{name}={target:g} cannot be met: the idle engine needs {found:.4g} s")

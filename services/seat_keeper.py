@@ -1,0 +1,140 @@
+"""One place that knows who holds an engine's seats, and says how many of them rollouts may have."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from services.config import HarvestConfig
+from services.idle_speed import IdleSpeed
+from services.seat_guard import Felt, Guard, guarded_seats, next_guard
+from services.seats import Seats, rollout_seats
+from services.slo import SloConfig
+from services.step_log import StepLog
+from services.user_seats import UserSeats
+from services.user_window import RequestTimes, UserWindow
+
+_TICK_S = 0.1
+_STEP_WINDOW_S = 1.0
+_SLACK = 0.25
+"""Share of the seats that samples may hold beyond a limit that sank: to be cut costs a sample a prefill, and to end by
+itself costs nothing. After a breach none may."""
+
+
+class Watched(Protocol):
+    """What the guard sees of an engine."""
+
+    step_log: StepLog
+
+    def users(self) -> Mapping[str, RequestTimes]:
+        """The sequences of users in the engine now."""
+        ...
+
+
+class SeatKeeper:
+    """`users` are counted in, `seats` are given out to rollouts; with an SLO `run` keeps users inside it."""
+
+    def __init__(
+        self,
+        *,
+        total: int,
+        harvest: HarvestConfig,
+        slo: SloConfig,
+        engine: Watched,
+        still_until: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`total` is the engine's `max_num_seqs`; `still_until` says when generation last stood still for new weights:
+        what users felt then is not the rollouts' doing."""
+        self._total = total
+        self._harvest = harvest
+        self._slo = slo
+        self._engine = engine
+        self._still_until = still_until
+        self._clock = clock
+        self._idle = IdleSpeed(0.0, 0.0, 1.0)
+        self._window = UserWindow(slo.window_s)
+        self._guard = Guard(limit=harvest.user_reserve + 1.0)
+        self._looked_at = clock()
+        self.breaches = 0
+        """Times that rollouts lost every seat."""
+        self.users = UserSeats(self.resize)
+        self.seats = Seats(0, pace=harvest.prefill_tokens)
+        self.resize()
+
+    @property
+    def limit(self) -> int | None:
+        """Sequences, of users and rollouts together, that the SLO has room for; None without an SLO."""
+        return int(self._guard.limit) if self._slo.guards else None
+
+    def calibrate(self, idle: IdleSpeed) -> None:
+        """What the engine does with one request alone."""
+        self._idle = idle
+
+    def configure(self, harvest: HarvestConfig, slo: SloConfig) -> None:
+        """Other settings from now on; what was learned under the old ones is forgotten."""
+        self._harvest, self._slo = harvest, slo
+        self._window = UserWindow(slo.window_s)
+        self._guard = Guard(limit=harvest.user_reserve + 1.0, since=self._clock())
+        self.resize()
+
+    def resize(self) -> None:
+        """Users came or went, or the limit moved."""
+        seats = self._allowed()
+        bounded = min(seats, self._harvest.max_seats) if self._harvest.max_seats is not None else seats
+        self.seats.resize(bounded, most=self._most(bounded) if self._harvest.preempt else None)
+
+    async def run(self) -> None:
+        """Look at users and engine until cancelled."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Take in what users and engine met since the last look, and give and take seats by it."""
+        now, before = self._clock(), self._looked_at
+        self._looked_at = now
+        if self._slo.guards:
+            self._steer(now, now - before)
+
+    def _steer(self, now: float, dt: float) -> None:
+        self._window.look(now, self._engine.users())
+        if (still := self._still_until()) > now:
+            return
+        was_open = now >= self._guard.closed_until
+        self._guard = next_guard(
+            self._guard,
+            self._felt(now, still),
+            now,
+            dt,
+            slo=self._slo,
+            idle=self._idle,
+            most=self._total,
+        )
+        if was_open and now < self._guard.closed_until:
+            self.breaches += 1
+        self.resize()
+
+    def _felt(self, now: float, still: float) -> Felt:
+        since = max(self._guard.since, still)
+        return Felt(
+            ttft_s=self._window.ttft_s(now, since, still),
+            tpot_s=self._window.tpot_s(now, since),
+            step_s=self._engine.step_log.step_s(max(since, now - _STEP_WINDOW_S)),
+            kv_usage=self._engine.step_log.kv_usage,
+            sequences=self.users.held + self.seats.held,
+        )
+
+    def _allowed(self) -> int:
+        reserve, users = self._harvest.user_reserve, self.users.held
+        if not self._slo.guards:
+            return rollout_seats(self._total, reserve, users)
+        return guarded_seats(self._guard, self._clock(), total=self._total, reserve=reserve, users=users)
+
+    def _most(self, seats: int) -> int:
+        """Seats beyond which samples leave theirs at once: users need them, or the SLO was missed."""
+        left = max(0, self._total - self.users.held)
+        if not self._slo.guards:
+            return left if self._harvest.max_seats is None else min(left, self._harvest.max_seats)
+        return min(left, seats + math.ceil(_SLACK * seats))

@@ -1,0 +1,30 @@
+"""What users are promised."""
+
+from pydantic import Field
+
+from rollout.config import Settings
+
+
+class SloConfig(Settings):
+    """95th percentiles that users are to feel, and how rollouts are steered to it. Without a target rollouts take every
+    seat that users leave."""
+
+    ttft_s: float | None = Field(default=None, gt=0)
+    """Seconds to the first token, from the request's arrival at its replica."""
+    tpot_s: float | None = Field(default=None, gt=0)
+    """Seconds between two tokens, mean of a request."""
+    window_s: float = Field(default=5.0, gt=0, le=300)
+    """How far back the percentiles look."""
+    headroom: float = Field(default=0.8, gt=0, le=1)
+    """Share of a target at which rollouts get fewer seats."""
+    increase_per_s: float = Field(default=4.0, gt=0)
+    """Seats more a second, while inside."""
+    decrease: float = Field(default=0.75, gt=0, lt=1)
+    """Share of the seats that stays, at the edge and beyond."""
+    hold_s: float = Field(default=0.5, ge=0, le=60)
+    """Time without rollouts after a target was missed."""
+
+    @property
+    def guards(self) -> bool:
+        """Whether there is a target at all."""
+        return self.ttft_s is not None or self.tpot_s is not None

@@ -1,0 +1,140 @@
+"""The guard keeps users inside their SLO with as many rollouts as that has room for, and no more."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout.errors import ConfigError
+from services.idle_speed import IdleSpeed
+from services.seat_guard import Felt, Guard, check_attainable, guarded_seats, next_guard
+from services.slo import SloConfig
+
+TICK = 0.1
+IDLE = IdleSpeed(first_token_s=0.05, token_s=0.02, capacity=8.0)
+SLO = SloConfig(ttft_s=0.2, tpot_s=0.06)
+
+
+@dataclass
+class Plant:
+    """An engine whose step grows with its batch: `step_s = base + slope * sequences`."""
+
+    base_s: float
+    slope_s: float
+    total: int = 64
+    reserve: int = 2
+    users: int = 0
+    guard: Guard = field(default_factory=lambda: Guard(limit=3.0))
+    now: float = 0.0
+
+    @property
+    def rollouts(self) -> int:
+        return guarded_seats(self.guard, self.now, total=self.total, reserve=self.reserve, users=self.users)
+
+    def step_s(self, sequences: int) -> float:
+        return self.base_s + self.slope_s * sequences
+
+    def run(self, seconds: float, slo: SloConfig = SLO) -> list[int]:
+        """Rollouts at each tick; there is always work for more."""
+        history = []
+        for _ in range(round(seconds / TICK)):
+            sequences = self.users + self.rollouts
+            step = self.step_s(sequences) if sequences else None
+            felt = Felt(
+                ttft_s=None if step is None or not self.users else IDLE.first_token_s + step,
+                tpot_s=step if self.users else None,
+                step_s=step,
+                kv_usage=0.0,
+                sequences=sequences,
+            )
+            self.now += TICK
+            self.guard = next_guard(self.guard, felt, self.now, TICK, slo=slo, idle=IDLE, most=self.total)
+            history.append(self.rollouts)
+        return history
+
+
+@given(
+    limit=st.floats(0, 5000),
+    closed=st.booleans(),
+    total=st.integers(1, 512),
+    reserve=st.integers(0, 512),
+    users=st.integers(0, 1024),
+)
+def test_rollouts_never_hold_what_users_hold_or_have_reserved(
+    limit: float, closed: bool, total: int, reserve: int, users: int
+) -> None:
+    guard = Guard(limit=limit, closed_until=2.0 if closed else 0.0)
+    seats = guarded_seats(guard, 1.0, total=total, reserve=reserve, users=users)
+    assert 0 <= seats <= max(0, total - reserve)
+    assert seats == 0 or seats + users <= total
+    assert not closed or seats == 0
+
+
+@given(users=st.integers(1, 10), slope=st.floats(0.0005, 0.002))
+def test_a_steady_load_is_met_at_the_edge_of_the_slo(users: int, slope: float) -> None:
+    plant = Plant(base_s=0.015, slope_s=slope, users=users)
+    late = plant.run(60)[300:]
+    room = (SLO.headroom * 0.06 - plant.base_s) / slope - users
+    assert max(late) <= min(room + 2, 62)
+    assert sum(late) / len(late) >= 0.75 * min(room, 62) - 2
+
+
+@given(users=st.integers(1, 20))
+def test_after_a_step_of_load_users_are_inside_again_within_a_second(users: int) -> None:
+    plant = Plant(base_s=0.015, slope_s=0.001)
+    plant.run(30)
+    plant.users = users
+    plant.run(1.0)
+    for rollouts in plant.run(10):
+        assert plant.step_s(plant.users + rollouts) <= 0.06
+
+
+def test_rollouts_fill_an_engine_without_users() -> None:
+    plant = Plant(base_s=0.01, slope_s=0.0002)
+    assert plant.run(30)[-1] == 62
+
+
+@given(st.floats(0.1, 10))
+def test_an_engine_without_users_always_has_a_rollout(base: float) -> None:
+    plant = Plant(base_s=base, slope_s=0.1)
+    assert min(plant.run(20)) >= 1
+
+
+@given(st.sampled_from([(0.21, None), (None, 0.061), (5.0, 5.0)]), st.floats(1, 64))
+def test_a_breach_takes_every_seat_at_once_and_leaves_less_for_later(
+    felt: tuple[float | None, float | None], limit: float
+) -> None:
+    seen = Felt(ttft_s=felt[0], tpot_s=felt[1], step_s=None, kv_usage=0.0, sequences=64)
+    guard = next_guard(Guard(limit), seen, 10.0, TICK, slo=SLO, idle=IDLE, most=64)
+    assert guarded_seats(guard, 10.0, total=64, reserve=0, users=1) == 0
+    assert guarded_seats(guard, 10.0 + SLO.hold_s, total=64, reserve=0, users=1) <= max(0, limit * SLO.decrease)
+    assert guard.since == 10.0
+
+
+def test_a_limit_that_nothing_reaches_does_not_grow() -> None:
+    seen = Felt(ttft_s=None, tpot_s=None, step_s=0.01, kv_usage=0.0, sequences=3)
+    assert next_guard(Guard(10.0), seen, 1.0, TICK, slo=SLO, idle=IDLE, most=64) == Guard(10.0)
+
+
+def test_a_full_kv_cache_takes_seats_without_closing() -> None:
+    seen = Felt(ttft_s=None, tpot_s=None, step_s=0.01, kv_usage=0.95, sequences=20)
+    guard = next_guard(Guard(20.0), seen, 1.0, TICK, slo=SLO, idle=IDLE, most=64)
+    assert (guard.limit, guard.closed_until) == (15.0, 0.0)
+
+
+def test_the_step_that_the_next_user_would_wait_for_counts_before_that_user_comes() -> None:
+    seen = Felt(ttft_s=None, tpot_s=None, step_s=0.059, kv_usage=0.0, sequences=20)
+    only_ttft = SloConfig(ttft_s=0.2)
+    assert next_guard(Guard(20.0), seen, 1.0, TICK, slo=only_ttft, idle=IDLE, most=64).limit < 20
+
+
+@pytest.mark.parametrize(
+    ("slo", "named"), [({"ttft_s": 0.04}, "slo.ttft_s=0.04"), ({"tpot_s": 0.02}, "slo.tpot_s=0.02")]
+)
+def test_an_slo_that_the_idle_engine_cannot_meet_is_refused_with_both_values(slo: dict[str, float], named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as caught:
+        check_attainable(SloConfig(**slo), IDLE)
+    assert str(IDLE.first_token_s if "ttft" in named else IDLE.token_s) in str(caught.value)
+    check_attainable(SLO, IDLE)
+    check_attainable(SloConfig(), IDLE)

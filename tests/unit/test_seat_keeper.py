@@ -1,0 +1,130 @@
+"""Seats follow users at once, and the SLO as the keeper looks."""
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+
+from services.config import HarvestConfig
+from services.idle_speed import IdleSpeed
+from services.seat_keeper import SeatKeeper
+from services.seats import Ticket
+from services.slo import SloConfig
+from services.step_log import StepLog
+from services.user_window import RequestTimes
+
+TOTAL, RESERVE = 16, 2
+SLO = SloConfig(ttft_s=0.2, tpot_s=0.06, increase_per_s=100)
+
+
+@dataclass
+class Engine:
+    """As vLLM shows itself, at a clock that the test moves."""
+
+    now: float = 100.0
+    still_until: float = 0.0
+    step_log: StepLog = field(default_factory=StepLog)
+    requests: dict[str, RequestTimes] = field(default_factory=dict)
+
+    def users(self) -> dict[str, RequestTimes]:
+        return self.requests
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+def keeper_of(engine: Engine, slo: SloConfig = SLO, **harvest: object) -> SeatKeeper:
+    keeper = SeatKeeper(
+        total=TOTAL,
+        harvest=HarvestConfig(**{"user_reserve": RESERVE, **harvest}),
+        slo=slo,
+        engine=engine,
+        still_until=lambda: engine.still_until,
+        clock=lambda: engine.now,
+    )
+    keeper.calibrate(IdleSpeed(0.05, 0.02, 8.0))
+    return keeper
+
+
+def look(keeper: SeatKeeper, engine: Engine, times: int = 1) -> None:
+    for _ in range(times):
+        engine.now += 0.1
+        keeper.look()
+
+
+def sat(keeper: SeatKeeper, count: int) -> list[Ticket]:
+    return [keeper.seats.ask(prefill=1) for _ in range(count)]
+
+
+async def test_without_an_slo_rollouts_get_all_that_users_leave(engine: Engine) -> None:
+    keeper = keeper_of(engine, SloConfig())
+    assert (keeper.limit, keeper.seats.capacity) == (None, TOTAL - RESERVE)
+    tickets = sat(keeper, TOTAL)
+    with keeper.users.hold(5):
+        assert keeper.seats.capacity == TOTAL - 5
+        assert [t.wanted.done() for t in tickets[:14]] == [False] * 11 + [True] * 3
+
+
+async def test_settings_bound_the_seats_and_can_leave_users_waiting(engine: Engine) -> None:
+    assert keeper_of(engine, SloConfig(), max_seats=3).seats.capacity == 3
+    keeper = keeper_of(engine, SloConfig(), preempt=False)
+    tickets = sat(keeper, 14)
+    with keeper.users.hold(TOTAL):
+        assert keeper.seats.capacity == 0
+        assert not any(t.wanted.done() for t in tickets)
+
+
+async def test_the_limit_grows_as_far_as_rollouts_fill_it(engine: Engine) -> None:
+    keeper = keeper_of(engine)
+    assert keeper.seats.capacity == 3
+    look(keeper, engine, 5)
+    assert keeper.seats.capacity == 3
+    sat(keeper, TOTAL)
+    look(keeper, engine, 5)
+    assert (keeper.limit, keeper.seats.held) == (TOTAL, TOTAL - RESERVE)
+
+
+async def test_a_user_takes_one_seat_of_the_limit_and_cuts_nobody_until_the_slack_is_gone(engine: Engine) -> None:
+    keeper = keeper_of(engine)
+    tickets = sat(keeper, TOTAL)
+    look(keeper, engine, 5)
+    with keeper.users.hold(3):
+        assert keeper.seats.capacity == TOTAL - 3
+        assert sum(t.wanted.done() for t in tickets) == 1  # 14 held, and no more than 13 beside 3 users fit
+
+
+async def test_a_breach_takes_every_seat_and_is_counted(engine: Engine) -> None:
+    keeper = keeper_of(engine)
+    tickets = sat(keeper, TOTAL)
+    look(keeper, engine, 5)
+    engine.requests["late"] = RequestTimes(engine.now, None, None, 0)
+    look(keeper, engine, 3)
+    assert (keeper.breaches, keeper.seats.capacity) == (1, 0)
+    assert all(t.wanted.done() for t in tickets[:14])
+    engine.requests = {}
+    look(keeper, engine, 6)
+    assert keeper.seats.capacity > 0
+
+
+async def test_what_users_feel_while_weights_are_replaced_costs_rollouts_nothing(engine: Engine) -> None:
+    keeper = keeper_of(engine)
+    sat(keeper, TOTAL)
+    look(keeper, engine, 5)
+    engine.still_until = math.inf
+    engine.requests = {"late": RequestTimes(engine.now, None, None, 0)}
+    look(keeper, engine, 10)
+    engine.still_until = engine.now
+    look(keeper, engine, 1)
+    engine.requests = {"late": RequestTimes(engine.now - 1.1, engine.now, engine.now, 1)}
+    look(keeper, engine, 1)
+    assert (keeper.breaches, keeper.seats.capacity) == (0, TOTAL - RESERVE)
+
+
+async def test_other_settings_take_effect_at_once(engine: Engine) -> None:
+    keeper = keeper_of(engine)
+    tickets = sat(keeper, 3)
+    keeper.configure(HarvestConfig(user_reserve=RESERVE, max_seats=1), SloConfig())
+    assert (keeper.limit, keeper.seats.capacity) == (None, 1)
+    assert sum(t.wanted.done() for t in tickets) == 2

@@ -1,0 +1,77 @@
+"""What users felt lately is read off the requests in the engine."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.user_window import RequestTimes, UserWindow, percentile
+
+
+def streaming(arrived: float, ttft: float, pace: float, now: float) -> RequestTimes:
+    """A request that gets a token every `pace` seconds after its first."""
+    first = arrived + ttft
+    if now < first:
+        return RequestTimes(arrived, None, None, 0)
+    tokens = 1 + int((now - first) / pace + 1e-9)
+    return RequestTimes(arrived, first, first + (tokens - 1) * pace, tokens)
+
+
+@given(ttft=st.floats(0.01, 1.0), pace=st.floats(0.01, 0.3))
+def test_one_request_is_measured_as_it_was(ttft: float, pace: float) -> None:
+    window = UserWindow(5.0)
+    for tick in range(1, 31):
+        window.look(tick / 10, {"a": streaming(0.0, ttft, pace, tick / 10)})
+    assert window.ttft_s(3.0, 0.0) == pytest.approx(ttft)
+    tpot = window.tpot_s(3.0, 0.0)
+    assert tpot == pytest.approx(pace, rel=1e-6)
+
+
+def test_who_still_waits_counts_with_the_time_so_far() -> None:
+    window = UserWindow(5.0)
+    window.look(1.0, {"a": RequestTimes(0.2, None, None, 0)})
+    assert window.ttft_s(1.0, 0.0) == pytest.approx(0.8)
+    assert window.ttft_s(2.0, 1.5, still=1.5) == pytest.approx(0.5)
+    assert window.ttft_s(2.0, 0.0) == pytest.approx(1.8)
+
+
+def test_a_stream_that_stands_still_slows_down_while_it_does() -> None:
+    window = UserWindow(5.0)
+    for tick in range(1, 11):
+        window.look(tick / 10, {"a": streaming(0.0, 0.05, 0.05, tick / 10)})
+    still = streaming(0.0, 0.05, 0.05, 1.0)
+    window.look(3.0, {"a": still})
+    assert (window.tpot_s(3.0, 0.0) or 0) > 0.1
+    window.look(3.1, {})
+    assert window.tpot_s(3.1, 0.0) == pytest.approx(0.05)
+
+
+def test_a_single_slow_step_is_not_a_pace() -> None:
+    window = UserWindow(5.0)
+    window.look(1.0, {"a": RequestTimes(0.5, 0.9, 0.9, 1)})
+    window.look(1.5, {"a": RequestTimes(0.5, 0.9, 1.4, 2)})
+    assert window.tpot_s(1.5, 0.0) is None
+    assert window.tpot_s(2.0, 0.0) == pytest.approx(0.55)
+
+
+def test_what_was_felt_before_does_not_count() -> None:
+    window = UserWindow(5.0)
+    for tick in range(1, 11):
+        window.look(tick / 10, {"a": streaming(0.0, 0.3, 0.2, tick / 10)})
+    assert (window.ttft_s(1.0, 0.5), window.tpot_s(1.0, 1.01)) == (None, None)
+
+
+def test_the_window_forgets() -> None:
+    window = UserWindow(2.0)
+    window.look(1.0, {"a": streaming(0.0, 0.5, 0.1, 1.0)})
+    window.look(1.5, {})
+    assert window.ttft_s(1.5, 0.0) == pytest.approx(0.5)
+    window.look(4.0, {})
+    assert (window.ttft_s(4.0, 0.0), window.tpot_s(4.0, 0.0)) == (None, None)
+    assert not window._marks
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=200))
+def test_a_twentieth_at_most_lies_above_the_percentile(values: list[float]) -> None:
+    found = percentile(values)
+    assert found in values
+    assert sum(value > found for value in values) <= 0.05 * len(values)
