@@ -75,7 +75,9 @@ async def rehearse_adapter(
             there = 0.0
         else:
             there = await _against_independent(adapters, model, merged, base, tolerance)
-        beside = distance(base, Canary(ids, await adapters.base_scores(ids)))
+        # in one batch with the adapter's, as users' requests are with rollouts'
+        beside_scores, _ = await asyncio.gather(adapters.base_scores(ids), adapters.gap(base))
+        beside = distance(base, Canary(ids, beside_scores))
     finally:
         adapters.conclude(verified=False)
     if beside > tolerance:

@@ -24,7 +24,8 @@ def engine_arguments(config: EngineConfig, sharing: SharingConfig | None = None)
     if sharing is not None and sharing.max_loras:
         arguments |= {
             "enable_lora": True,
-            "max_loras": sharing.max_loras,
+            # vLLM's CPU kernels compute tokens without an adapter with that of the last place, so it stays empty
+            "max_loras": sharing.max_loras + (config.device == "cpu"),
             "max_lora_rank": sharing.max_lora_rank,
             "lora_target_modules": list(sharing.target_modules),
         }

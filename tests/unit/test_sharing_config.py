@@ -21,7 +21,15 @@ def test_a_pinned_adapter_of_users_has_a_place_of_its_own() -> None:
 def test_only_engines_that_take_adapters_have_places_for_them() -> None:
     assert "enable_lora" not in engine_arguments(EngineConfig(), SharingConfig())
     arguments = engine_arguments(EngineConfig(), SharingConfig(mode="adapter", max_lora_rank=64))
-    assert (arguments["enable_lora"], arguments["max_loras"], arguments["max_lora_rank"]) == (True, 2, 64)
+    assert (arguments["enable_lora"], arguments["max_lora_rank"]) == (True, 64)
+
+
+def test_a_cpu_engine_has_one_place_more_that_stays_empty() -> None:
+    places = [
+        engine_arguments(EngineConfig(device=device), SharingConfig(mode="adapter"))["max_loras"]
+        for device in ("gpu", "cpu")
+    ]
+    assert places == [2, 3]
 
 
 @pytest.mark.parametrize("names", [("q_proj", "lm_head"), ("embed_tokens",), ()])
