@@ -70,13 +70,16 @@ class NightshiftConfig(BaseSettings):
         """Settings of the fleet, paths absolute."""
         model, rewards = self._absolute_model(), self.rewards
         rewards = rewards.model_copy(update={"python_path": [absolute(path) for path in rewards.python_path]})
+        options = _fields(self.fleet)
+        if (adapter := self.fleet.sharing.user_adapter) is not None:
+            options["sharing"] = self.fleet.sharing.model_copy(update={"user_adapter": absolute(adapter)})
         return FleetConfig(
             fleet=self.fleet_name,
             run=self.run,
             model=model,
             redis=self._absolute_redis(),
             rewards=rewards,
-            **_fields(self.fleet),
+            **options,
         )
 
     def train_config(self) -> TrainConfig:

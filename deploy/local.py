@@ -290,7 +290,6 @@ def start_ray(stack: ExitStack, *, num_cpus: float, embedded: EmbeddedRedis | No
 def check_trainer(config: NightshiftConfig) -> None:
     """What a trainer needs before it starts. Raises ConfigError."""
     train = config.train_config()
-    train.check_engines_load()
     check_models(train)
     for field, path in (("train.prompts.train", train.prompts.train), ("train.prompts.eval", train.prompts.eval)):
         if path is not None and not path.is_file():

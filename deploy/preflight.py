@@ -11,7 +11,9 @@ from rollout.config import RedisConfig
 from rollout.errors import ConfigError, StoreUnavailable
 from rollout.redis_store import RedisStore
 from services.config import FleetConfig
+from services.user_adapter import check_user_adapter
 from trainer.config import TrainConfig
+from trainer.fleet_fit import misfit
 
 _GIB = 1024**3
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "tokenizer_config.json"))
@@ -25,6 +27,7 @@ _BASE_GIB = 1.5
 def check_fleet(fleet: FleetConfig) -> None:
     """All of them, cheapest first."""
     check_model(fleet.model.path)
+    check_user_adapter(fleet.sharing)
     check_port(fleet.gateway.host, fleet.gateway.port)
     check_memory(fleet, available_bytes())
 
@@ -52,6 +55,13 @@ def check_models(train: TrainConfig) -> None:
         check_model(train.critic.path, "train.critic.path", tokenizer=False)  # it reads with the policy's
     if train.reward_model is not None:
         check_model(train.reward_model.path, "train.reward_model.path")
+
+
+def check_sharing(fleet: FleetConfig, train: TrainConfig) -> None:
+    """That the fleet's engines can load what the run publishes. Raises ConfigError."""
+    sharing = fleet.sharing
+    if why := misfit(train.lora, fleet.fleet, mode=sharing.mode, max_lora_rank=sharing.max_lora_rank):
+        raise ConfigError(why)
 
 
 class _Unfit(ValueError):

@@ -44,7 +44,7 @@ class AppliedPush:
     receive_s: float
     """From the start of receiving or reading until all bytes are staged and their digests checked."""
     pause_s: float
-    """How long generation stood still."""
+    """How long generation stood still: from pause to resume, or while a worker loaded an adapter."""
     canary_gap: float
     """Mean absolute difference to the expected logprobs, nats."""
     verified: bool
@@ -82,13 +82,17 @@ class Heartbeat:
     pinned: int | None = None
     """The version it is held at for an evaluation."""
     rollout_cuts: int = 0
-    """Samples that gave their seat to a user since start; their tokens stayed."""
+    """Samples that were cut since start, for a user or for a version's place; their tokens stayed."""
     rollout_salvaged: int = 0
     """Response tokens that samples went on from, after a cut or another attempt's."""
     rollout_prefilled_again: int = 0
     """Prompt and response tokens computed once more to go on from those."""
     rollout_lost: int = 0
     """Response tokens generated here and neither handed in nor salvaged."""
+    sharing: str = "live"
+    """How its fleet shares engines between users and rollouts: `adapter` takes LoRA adapters, all others weights."""
+    max_lora_rank: int | None = None
+    """Of the adapters that it takes; None where it takes whole weights."""
     seat_limit: int | None = None
     """Sequences, of users and rollouts together, that the SLO has room for; None without an SLO."""
     slo_breaches: int = 0

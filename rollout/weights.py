@@ -4,17 +4,23 @@
 
 The files of `manifest.buckets` are what a push broadcasts, byte for byte, so a directory that arrived by collective and
 one read from the artefact store are the same. A directory without a manifest does not exist for readers.
+A version is either whole weights or, of a run that trains an adapter and publishes it alone, a PEFT directory:
+
+    <weights_dir>/v00000007/  adapter_model.safetensors   adapter_config.json, tokenizer files   manifest.json
 """
 
 import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from rollout.errors import WeightsError
 
 MANIFEST = "manifest.json"
-_SCHEMA = 1
+_SCHEMA = 2
+_READ = frozenset({1, _SCHEMA})
+"""Schema 1 knew whole weights alone."""
 _CHUNK = 1 << 22
 
 
@@ -50,6 +56,20 @@ class Canary:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterForm:
+    """What an engine must have to take a version that is a LoRA adapter.
+
+    Example: AdapterForm(rank=16, target_modules=("o_proj", "q_proj"), base="9f86d0...").
+    """
+
+    rank: int
+    target_modules: tuple[str, ...]
+    """Last parts of the names of the layers that it changes, sorted."""
+    base: str
+    """Digest of the weights that it was trained on; that an engine has the same ones is what the canary shows."""
+
+
+@dataclass(frozen=True, slots=True)
 class WeightManifest:
     """Everything a reader needs to trust and load a version."""
 
@@ -61,6 +81,12 @@ class WeightManifest:
     canary: Canary
     fencing_token: int
     created_ms: int
+    adapter: AdapterForm | None = None
+    """None where the version is whole weights."""
+
+    @property
+    def form(self) -> Literal["full", "adapter"]:
+        return "full" if self.adapter is None else "adapter"
 
     @property
     def digest(self) -> str:
@@ -79,10 +105,10 @@ class WeightManifest:
         """Raises WeightsError when the text is not a manifest of this schema or contradicts its own digest."""
         try:
             raw = json.loads(text)
-            if raw.pop("schema") != _SCHEMA:
-                raise WeightsError(f"manifest schema is not {_SCHEMA}")
+            if (schema := raw.pop("schema")) not in _READ:
+                raise WeightsError(f"manifest schema is {schema!r}, known are {', '.join(map(str, sorted(_READ)))}")
             digest = raw.pop("digest")
-            canary = raw["canary"]
+            canary, adapter = raw["canary"], raw.get("adapter")
             manifest = cls(
                 policy=raw["policy"],
                 version=raw["version"],
@@ -94,6 +120,7 @@ class WeightManifest:
                 ),
                 fencing_token=raw["fencing_token"],
                 created_ms=raw["created_ms"],
+                adapter=adapter and AdapterForm(**{**adapter, "target_modules": tuple(adapter["target_modules"])}),
             )
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise WeightsError(f"not a weight manifest: {error!r}") from error

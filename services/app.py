@@ -14,6 +14,7 @@ import services
 from rollout.errors import ConfigError
 from services.config import AutoscalingConfig, FleetConfig
 from services.engine_arguments import engine_arguments
+from services.user_adapter import check_user_adapter
 
 _DRAIN_S = 20.0
 _MAX_ONGOING = 1024
@@ -45,6 +46,7 @@ def validated(args: dict[str, Any]) -> FleetConfig:
         raise ConfigError(f"model.path={config.model.path} is no Hugging Face directory: it has no config.json")
     if config.redis.url is None:
         raise ConfigError("redis.url is not set: start the fleet with `nightshift serve`, or give an address")
+    check_user_adapter(config.sharing)
     return config
 
 
@@ -65,7 +67,7 @@ def llm_config(config: FleetConfig) -> LLMConfig:
         model_loading_config={"model_id": config.model.name, "model_source": str(config.model.path.resolve())},
         server_cls="services.engine:EngineServer",
         accelerator_config={"kind": "cpu" if cpu else "gpu"},
-        engine_kwargs=engine_arguments(config.engine),
+        engine_kwargs=engine_arguments(config.engine, config.sharing),
         runtime_env={"env_vars": _environment(config)},
         deployment_config=_deployment_options(config),
         log_engine_metrics=False,

@@ -1,6 +1,7 @@
 """Settings of the fleet: engines, gateway, autoscaling."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
@@ -23,11 +24,16 @@ _TAKEN = {
     "scheduling_policy": "",
     "logprobs_mode": "",
     "worker_extension_cls": "",
+    "enable_lora": "sharing.mode",
+    "max_loras": "sharing.rollout_adapters",
+    "max_lora_rank": "sharing.max_lora_rank",
+    "max_cpu_loras": "",
+    "lora_target_modules": "sharing.target_modules",
     "disable_log_stats": "",
 }
 """vLLM arguments that `engine.extra` may not give, and the setting to use instead. "" is where Nightshift relies on its
 own value: users before rollouts and what they feel, logprobs of the distribution that sampled, pushes into the
-workers, an engine's count of its steps."""
+workers, adapters that stay until their last request ended, an engine's count of its steps."""
 
 
 class EngineConfig(Settings):
@@ -85,6 +91,50 @@ class HarvestConfig(Settings):
     give_back_s: float = Field(default=2.0, gt=0, le=3600)
     """A leased group that has no seat for so long, because users need them, is left to other replicas."""
     purposes: tuple[Literal["eval", "train", "collect"], ...] = ("eval", "train", "collect")
+
+
+class SharingConfig(Settings):
+    """What users and rollouts compute with on one engine."""
+
+    mode: Literal["live", "adapter"] = "live"
+    """live: both with the newest version. adapter: rollouts with the newest LoRA adapter, users with `model.path` or
+    with an adapter of their own; the run has to train one and publish it alone (`train.lora.publish = "adapter"`)."""
+    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 16
+    """Largest rank of an adapter, of `adapter` alone. An engine's memory for adapters grows with it."""
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Last parts of the names of the layers that adapters may change, of `adapter` alone: all that runs train
+    (`train.lora.target_modules`), for each costs users' requests a little too."""
+    rollout_adapters: int = Field(default=2, ge=2, le=16)
+    """Versions that rollouts can be on at once, of `adapter` alone: one in use, one being loaded, and more where
+    samples may stay on the version that they began with although further ones came."""
+    user_adapter: Path | None = None
+    """A PEFT directory that users get instead of `model.path` itself; it has a place of its own beside
+    `rollout_adapters`."""
+
+    @model_validator(mode="after")
+    def _adapters(self) -> "SharingConfig":
+        if self.user_adapter is not None and self.mode != "adapter":
+            raise ValueError(
+                f"sharing.user_adapter={self.user_adapter} needs sharing.mode=adapter, which is {self.mode}"
+            )
+        return self
+
+    @field_validator("target_modules")
+    @classmethod
+    def _inner_layers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        wrong = [name for name in names if "head" in name or "embed" in name]
+        if wrong or not names:
+            raise ValueError(
+                f"sharing.target_modules={','.join(names)} names {', '.join(wrong) or 'nothing'}: adapters are for"
+                " layers inside the model, and with one on the output layer vLLM fails on the logprobs of prompts, by"
+                " which versions are checked"
+            )
+        return names
+
+    @property
+    def max_loras(self) -> int:
+        """Places for adapters in an engine; 0 where it takes none."""
+        return 0 if self.mode != "adapter" else self.rollout_adapters + (self.user_adapter is not None)
 
 
 class PushConfig(Settings):
@@ -236,6 +286,7 @@ class FleetOptions(Settings):
 
     engine: EngineConfig = EngineConfig()
     harvest: HarvestConfig = HarvestConfig()
+    sharing: SharingConfig = SharingConfig()
     slo: SloConfig = SloConfig()
     push: PushConfig = PushConfig()
     health: HealthConfig = HealthConfig()

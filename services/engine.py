@@ -36,15 +36,15 @@ from services.logs import plain_logs
 from services.loops import cancel_named, cancel_once, supervised
 from services.purposes import leasable
 from services.reconcile import Reconciler
-from services.rehearsal import rehearse
 from services.replica_stats import replica_stats
 from services.reward_pool import RewardPool
+from services.rollout_adapters import RolloutAdapters
 from services.seat_guard import check_attainable
 from services.seat_keeper import SeatKeeper
 from services.shared_memory import unlink_below
+from services.sharing import rehearsed, way_in
 from services.staging import Staging, replica_name
 from services.stopping import stopping
-from services.swap import WeightSwap
 from services.user_load import Answer, UserLoad
 from services.user_seats import sequences
 from services.vllm_engine import VllmEngine
@@ -76,7 +76,7 @@ class Replica:
         self._rollouts_waiting = 0
         self._load: UserLoad | None = None
         self._staging = Staging(Path(config.push.staging_dir), self.name)
-        self._swap = WeightSwap(engine, watchdog_s=config.push.watchdog_s)
+        self._swap = way_in(config, engine)
         self._rewards = rewards
         self.keeper = SeatKeeper(
             total=config.engine.max_num_seqs,
@@ -90,7 +90,7 @@ class Replica:
             replica=self.name,
             config=config.harvest,
             seats=self.keeper.seats,
-            engine=engine,
+            engine=self._swap if isinstance(self._swap, RolloutAdapters) else engine,
             rewards=self._rewards,
             fleet=self,
         )
@@ -119,15 +119,13 @@ class Replica:
         cannot meet: then the replica must not serve."""
         await asyncio.to_thread(self._staging.prepare)
         await self._engine.set_version(0)
+        if isinstance(self._swap, RolloutAdapters):
+            await self._swap.start()
         await self._board.register_run(self._config.fleet, self._config.run)
         self._tasks = [supervised("heartbeat", self._beat())]
         if self._config.push.rehearsal:
-            self._rehearsal_gap = await rehearse(
-                self._swap,
-                model=self._config.model.path,
-                staging=self._staging,
-                dtype=self._engine.dtype,
-                tolerance=self._config.push.canary_tolerance,
+            self._rehearsal_gap = await rehearsed(
+                self._swap, self._config, staging=self._staging, dtype=self._engine.dtype
             )
         await self._measure_idle()
         self.health.meet(Event.STARTED)
@@ -230,6 +228,8 @@ class Replica:
             rollout_prefilled_again=tally.prefilled_again,
             rollout_lost=tally.lost,
             user_failures=condition.user_failures,
+            sharing=self._config.sharing.mode,
+            max_lora_rank=self._config.sharing.max_lora_rank if self._config.sharing.max_loras else None,
         )
 
     @contextmanager
@@ -315,11 +315,13 @@ class EngineServer(LLMServer):  # type: ignore[misc]
             await rewards.check()
             await super().start()
             await asyncio.to_thread(unlink_below, os.getpid())
+            engine = VllmEngine(self.engine._engine_client)
+            await self._give_users_their_adapter(engine)
             store = await RedisStore.connect(self._fleet.redis)
         except BaseException:
             await rewards.close()
             raise
-        self._replica = Replica(self._fleet, VllmEngine(self.engine._engine_client), store, rewards)
+        self._replica = Replica(self._fleet, engine, store, rewards)
         await self._replica.start()
 
     async def reconfigure(self, user_config: dict[str, dict[str, Any]]) -> None:
@@ -329,6 +331,12 @@ class EngineServer(LLMServer):  # type: ignore[misc]
         """
         if self._replica is not None:
             self._replica.reconfigure(reconfigured(self._fleet, user_config))
+
+    async def _give_users_their_adapter(self, engine: VllmEngine) -> None:
+        if (adapter := self._fleet.sharing.user_adapter) is not None:
+            # found by this name before the model of that name is, so every user's request gets it
+            name = self._fleet.model.name
+            self.engine._oai_models.lora_requests[name] = await engine.load_user_adapter(name, adapter)
 
     async def check_health(self) -> None:
         await super().check_health()

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from services.config import EngineConfig
+from services.config import EngineConfig, SharingConfig
 
 
-def engine_arguments(config: EngineConfig) -> dict[str, Any]:
+def engine_arguments(config: EngineConfig, sharing: SharingConfig | None = None) -> dict[str, Any]:
     """By vLLM's own names; `extra` may change the first two and add what is not here, see `EngineConfig`."""
     arguments: dict[str, Any] = {
         "enable_prefix_caching": True,
@@ -21,6 +21,14 @@ def engine_arguments(config: EngineConfig) -> dict[str, Any]:
         "tensor_parallel_size": config.tensor_parallel_size,
         "enforce_eager": not (config.device == "gpu" if config.compile is None else config.compile),
     }
+    if sharing is not None and sharing.max_loras:
+        arguments |= {
+            "enable_lora": True,
+            # vLLM's CPU kernels compute tokens without an adapter with that of the last place, so it stays empty
+            "max_loras": sharing.max_loras + (config.device == "cpu"),
+            "max_lora_rank": sharing.max_lora_rank,
+            "lora_target_modules": list(sharing.target_modules),
+        }
     if config.max_num_batched_tokens is not None:
         arguments["max_num_batched_tokens"] = config.max_num_batched_tokens
     return arguments

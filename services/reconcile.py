@@ -21,7 +21,7 @@ from services import collective
 from services.collective import InReplica, Receiver
 from services.config import PushConfig
 from services.staging import Staging
-from services.swap import EngineBroken, WeightSwap
+from services.swap import EngineBroken, Weights
 
 _ATTEMPTS = 3
 """Times one version may fail its check before the replica waits for the next."""
@@ -55,7 +55,7 @@ class Reconciler:
         replica: str,
         host: str,
         board: Board,
-        swap: WeightSwap,
+        swap: Weights,
         staging: Staging,
         config: PushConfig,
         max_lag: int,
@@ -210,7 +210,7 @@ class Reconciler:
         """None when this replica came too late for the epoch or cannot receive with its backend."""
         artefact = Path(invitation.directory)
         manifest = await asyncio.to_thread(read_manifest, artefact)
-        _agree(manifest, invitation.version, invitation.digest, invitation.fencing_token)
+        self._accept(manifest, invitation.version, invitation.digest, invitation.fencing_token)
         if (receiver := await self._receiver(invitation)) is None:
             return None
         await self._board.ack(self._fleet, invitation.epoch, self._replica, self._host)
@@ -266,12 +266,20 @@ class Reconciler:
         started = time.monotonic()
         directory = Path(current.directory)
         manifest = read_manifest(directory)
-        _agree(manifest, current.version, current.digest, current.fencing_token)
+        self._accept(manifest, current.version, current.digest, current.fencing_token)
         try:
             verify_buckets(directory, manifest)
         except OSError as error:  # a disk that fails, or the trainer retires the version meanwhile
             raise WeightsError(f"{directory}: cannot be read: {error}") from error
         return Delivery(run, manifest, directory, directory, PushPath.ARTEFACT, None, time.monotonic() - started)
+
+    def _accept(self, manifest: WeightManifest, version: int, digest: str, fencing_token: int) -> None:
+        """The manifest is the one that was announced, and of a form that the engine loads. Raises WeightsError."""
+        found = (manifest.version, manifest.digest, manifest.fencing_token)
+        if found != (version, digest, fencing_token):
+            raise WeightsError(f"announced version {version} of digest {digest}, found {found[0]} of {found[1]}")
+        if why := self._swap.refusal(manifest):
+            raise WeightsError(why)
 
     async def _deliver(self, delivery: Delivery) -> None:
         """Swap the weights in and check what the engine computes with them."""
@@ -284,9 +292,9 @@ class Reconciler:
             gap = await self._swap.gap(manifest.canary)
             verified = self._conclude(delivery, pause_s, gap)
         finally:
-            self._trusted = verified
+            self._trusted = self._swap.conclude(verified=verified)
             self._failures = {} if verified else {key: self._failures.get(key, 0) + 1}
-            if not verified:
+            if not self._trusted:
                 self._on_untrusted(f"version {manifest.version} is not verified", manifest.version)
             self._settled.set()
             self.news.set()
@@ -312,10 +320,3 @@ class Reconciler:
             self.detail = f"version {version}: canary gap {gap:.4g}, tolerance {self._config.canary_tolerance}"
             _log.error("version_not_verified", version=version, gap=gap, tolerance=self._config.canary_tolerance)
         return verified
-
-
-def _agree(manifest: WeightManifest, version: int, digest: str, fencing_token: int) -> None:
-    """The manifest is the one that was announced. Raises WeightsError."""
-    found = (manifest.version, manifest.digest, manifest.fencing_token)
-    if found != (version, digest, fencing_token):
-        raise WeightsError(f"announced version {version} of digest {digest}, found {found[0]} of {found[1]}")

@@ -28,11 +28,11 @@ from services.swap import WeightSwap
 _SEED = 20_240
 _SEQUENCES, _LENGTH = 4, 24
 _RELATIVE_NOISE = 0.3
-_MIN_MOVE = 0.2
+MIN_MOVE = 0.2
 """Nats that the perturbation must move the expected canary; far above any tolerance."""
-_MIN_GROUP_MOVE = 0.02
-_FLOAT32_TOLERANCE = 0.01
-_INDEPENDENT_LIMIT_BYTES = 2 << 30
+MIN_GROUP_MOVE = 0.02
+FLOAT32_TOLERANCE = 0.01
+INDEPENDENT_LIMIT_BYTES = 2 << 30
 _GROUPS = (r"embed", r"lm_head", r"norm", r"attn", r"mlp|expert|feed_forward")
 
 _log = structlog.get_logger(__name__)
@@ -49,28 +49,28 @@ async def rehearse(
     staging: Staging,
     dtype: str,
     tolerance: float,
-    independent_limit: int = _INDEPENDENT_LIMIT_BYTES,
+    independent_limit: int = INDEPENDENT_LIMIT_BYTES,
 ) -> float:
     """Perturb, load, compare, restore, compare; returns the larger of the two gaps in nats.
 
     `model` is the directory the engine was started from and holds again afterwards. Raises RehearsalFailed.
     """
     if dtype == "float32":
-        tolerance = min(tolerance, _FLOAT32_TOLERANCE)
-    size = await asyncio.to_thread(_weight_bytes, model)
+        tolerance = min(tolerance, FLOAT32_TOLERANCE)
+    size = await asyncio.to_thread(weight_bytes, model)
     if size == 0:
         raise RehearsalFailed(f"{model} holds no *.safetensors file, so weights cannot be replaced in a running engine")
-    ids = canary_ids(_vocab_size(model), min(_LENGTH, swap.max_scored_tokens))
+    ids = canary_ids(model_vocab_size(model), swap.max_scored_tokens)
     if size <= independent_limit:
         directory = await asyncio.to_thread(staging.open, "rehearsal", size)
         return await _against_independent(swap, model, directory, ids, tolerance)
     return await _by_groups(swap, model, staging, ids, tolerance)
 
 
-def canary_ids(vocab_size: int, length: int = _LENGTH) -> tuple[tuple[int, ...], ...]:
-    """Seeded token sequences."""
+def canary_ids(vocab_size: int, longest: int = _LENGTH) -> tuple[tuple[int, ...], ...]:
+    """Seeded token sequences, of at most `longest` tokens."""
     generator = torch.Generator().manual_seed(_SEED)
-    ids = torch.randint(0, vocab_size, (_SEQUENCES, length), generator=generator)
+    ids = torch.randint(0, vocab_size, (_SEQUENCES, min(_LENGTH, longest)), generator=generator)
     return tuple(tuple(row) for row in ids.tolist())
 
 
@@ -129,8 +129,8 @@ async def _against_independent(
     await asyncio.to_thread(write_perturbed, model, directory)
     base = Canary(ids, await asyncio.to_thread(independent_logprobs, model, ids))
     moved = Canary(ids, await asyncio.to_thread(independent_logprobs, directory, ids))
-    if (move := _distance(base, moved)) < _MIN_MOVE:
-        raise RehearsalFailed(f"the perturbation moves the canary by {move:.3g} nats only, {_MIN_MOVE} needed")
+    if (move := distance(base, moved)) < MIN_MOVE:
+        raise RehearsalFailed(f"the perturbation moves the canary by {move:.3g} nats only, {MIN_MOVE} needed")
     there = await _load_and_compare(swap, directory, moved, tolerance, "perturbed")
     back = await _load_and_compare(swap, model, base, tolerance, "restored")
     _log.info("rehearsal_passed", move=move, gap_perturbed=there, gap_restored=back, tolerance=tolerance)
@@ -149,10 +149,10 @@ async def _by_groups(
     for pattern in _GROUPS:
         if not any(re.search(pattern, n) for n in names):
             continue
-        directory = await asyncio.to_thread(staging.open, "rehearsal", _weight_bytes(model))
+        directory = await asyncio.to_thread(staging.open, "rehearsal", weight_bytes(model))
         await asyncio.to_thread(write_perturbed, model, directory, re.compile(pattern).search)
         await swap.load(directory, version=0, fallback=model)
-        if (move := await swap.gap(base)) < _MIN_GROUP_MOVE:
+        if (move := await swap.gap(base)) < MIN_GROUP_MOVE:
             raise RehearsalFailed(f"new tensors /{pattern}/ move the canary by {move:.3g} nats only: not in use")
     return await _load_and_compare(swap, model, base, tolerance, "restored")
 
@@ -169,16 +169,19 @@ async def _load_and_compare(swap: WeightSwap, directory: Path, canary: Canary, t
     return gap
 
 
-def _distance(a: Canary, b: Canary) -> float:
+def distance(a: Canary, b: Canary) -> float:
+    """Mean absolute difference of the logprobs of the same sequences, nats."""
     gaps = [abs(x - y) for xs, ys in zip(a.logprobs, b.logprobs, strict=True) for x, y in zip(xs, ys, strict=True)]
     return sum(gaps) / len(gaps)
 
 
-def _weight_bytes(model: Path) -> int:
+def weight_bytes(model: Path) -> int:
+    """Of all weights files of a model directory."""
     return sum(p.stat().st_size for p in model.glob("*.safetensors"))
 
 
-def _vocab_size(model: Path) -> int:
+def model_vocab_size(model: Path) -> int:
+    """As its configuration says."""
     config = json.loads((model / "config.json").read_text())
     return int(config["vocab_size"] if "vocab_size" in config else config["text_config"]["vocab_size"])
 

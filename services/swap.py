@@ -3,14 +3,14 @@
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import structlog
 
 from rollout.errors import NightshiftError
-from rollout.weights import Canary
+from rollout.weights import Canary, WeightManifest
 
 _log = structlog.get_logger(__name__)
 
@@ -41,6 +41,31 @@ class Engine(Protocol):
     async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]: ...
 
 
+class Weights(Protocol):
+    """How new versions get into an engine."""
+
+    @property
+    def broken(self) -> str:
+        """Why the engine must be replaced; empty while it is well."""
+        ...
+
+    def refusal(self, manifest: WeightManifest) -> str:
+        """Why the engine cannot load this version; empty when it can."""
+        ...
+
+    async def load(self, directory: Path, *, version: int, fallback: Path | None = None) -> float:
+        """Returns how long generation stood still, in seconds. Raises EngineBroken."""
+        ...
+
+    async def gap(self, canary: Canary) -> float:
+        """Of what was loaded to what it should compute, nats."""
+        ...
+
+    def conclude(self, *, verified: bool) -> bool:
+        """The version that was loaded passed its check or not; whether what rollouts run on now can be trusted."""
+        ...
+
+
 class WeightSwap:
     """pause(keep) -> reload -> label -> resume, within a watchdog; one at a time."""
 
@@ -59,6 +84,15 @@ class WeightSwap:
     def max_scored_tokens(self) -> int:
         """Canaries are compared up to this length."""
         return self._engine.max_scored_tokens
+
+    def refusal(self, manifest: WeightManifest) -> str:
+        if manifest.adapter is None:
+            return ""
+        return (
+            f"version {manifest.version} is a LoRA adapter of rank {manifest.adapter.rank} alone"
+            " (train.lora.publish=adapter), but this fleet's sharing.mode takes whole weights; use publish=merged, or"
+            " sharing.mode=adapter"
+        )
 
     async def load(self, directory: Path, *, version: int, fallback: Path | None = None) -> float:
         """Load a directory, or `fallback` where that fails; returns how long generation stood still, in seconds.
@@ -86,27 +120,18 @@ class WeightSwap:
         NO_GAP when the engine fails to answer, or does not within the watchdog's time: what cannot be checked is not
         verified, and no reason to end a replica that serves users.
         """
-        # the trainer does not know how long a context its engines have
-        canary = cut(canary, self.max_scored_tokens)
-        scoring = asyncio.create_task(self.scores(canary.token_ids))
-        try:
-            # not `timeout`: that would wait for the end of a cancellation, which an engine that hangs may never reach
-            done, _ = await asyncio.wait({scoring}, timeout=self._watchdog_s)
-        finally:
-            scoring.cancel()
-        self.unscored = ""
-        if not done:
-            self.unscored = f"no answer within push.watchdog_s={self._watchdog_s}"
-        elif error := scoring.exception():
-            self.unscored = repr(error)
-        if self.unscored:
-            _log.error("canary_failed", error=self.unscored)
-            return NO_GAP
-        return mean_gap(scoring.result(), canary.logprobs)
+        gap, self.unscored = await canary_gap(
+            canary, self._engine.score, longest=self.max_scored_tokens, watchdog_s=self._watchdog_s
+        )
+        return gap
+
+    def conclude(self, *, verified: bool) -> bool:
+        """What was loaded is what rollouts run on."""
+        return verified
 
     async def scores(self, token_ids: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
         """What the engine computes for each sequence, as `Canary.logprobs`."""
-        return tuple(await asyncio.gather(*(self._engine.score(ids) for ids in token_ids)))
+        return await _scores(token_ids, self._engine.score)
 
     async def _load(self, directory: Path, version: int, fallback: Path | None) -> None:
         await self._engine.pause()
@@ -124,6 +149,35 @@ class WeightSwap:
     def _break(self, reason: str) -> None:
         self.broken = reason
         raise EngineBroken(reason)
+
+
+async def canary_gap(
+    canary: Canary, score: Callable[[Sequence[int]], Awaitable[tuple[float, ...]]], *, longest: int, watchdog_s: float
+) -> tuple[float, str]:
+    """The gap, and why the engine did not answer (NO_GAP then); sequences are compared up to `longest` tokens."""
+    # the trainer does not know how long a context its engines have
+    canary = cut(canary, longest)
+    scoring = asyncio.create_task(_scores(canary.token_ids, score))
+    try:
+        # not `timeout`: that would wait for the end of a cancellation, which an engine that hangs may never reach
+        done, _ = await asyncio.wait({scoring}, timeout=watchdog_s)
+    finally:
+        scoring.cancel()
+    unscored = ""
+    if not done:
+        unscored = f"no answer within push.watchdog_s={watchdog_s}"
+    elif error := scoring.exception():
+        unscored = repr(error)
+    if unscored:
+        _log.error("canary_failed", error=unscored)
+        return NO_GAP, unscored
+    return mean_gap(scoring.result(), canary.logprobs), ""
+
+
+async def _scores(
+    token_ids: Sequence[Sequence[int]], score: Callable[[Sequence[int]], Awaitable[tuple[float, ...]]]
+) -> tuple[tuple[float, ...], ...]:
+    return tuple(await asyncio.gather(*(score(ids) for ids in token_ids)))
 
 
 def cut(canary: Canary, longest: int) -> Canary:

@@ -8,13 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from vllm import SamplingParams
 from vllm.inputs import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from rollout.types import FinishReason, Partial, Sampling, VersionSpan
+from rollout.types import FinishReason, Partial, Sampling
+from services.adapters import Adapter
+from services.engine_output import GenerationError, part, partial
 from services.step_log import StepLog
 from services.user_window import RequestTimes
 
@@ -23,13 +25,10 @@ _OWN = "nightshift-"
 ROLLOUT_PRIORITY = 10
 """vLLM serves lower values first; users have 0."""
 CANARY_PRIORITY = -10
+USER_ADAPTER = 1
+"""Number of the adapter that users are on; those of rollouts come after it."""
 
-_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 _CUT_AGAIN_S = 0.005
-
-
-class GenerationError(RuntimeError):
-    """The engine ended a sample without a result (aborted, or an output that cannot be read)."""
 
 
 class VllmEngine:
@@ -86,7 +85,9 @@ class VllmEngine:
             if state.stats is not None and not state.external_req_id.startswith(_OWN)
         }
 
-    def begin(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None) -> "VllmGeneration":
+    def begin(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None, adapter: Adapter | None = None
+    ) -> "VllmGeneration":
         """Token ids in, token ids out, with the log-probabilities of the distribution that sampled."""
         params = SamplingParams(
             temperature=sampling.temperature,
@@ -100,19 +101,19 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        return VllmGeneration(self._client, prompt_ids, params)
+        return VllmGeneration(self._client, prompt_ids, params, adapter)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Special tokens skipped. Once at the end of a sample: token by token it would cost the event loop more than
         all else."""
         return str(self._client.get_tokenizer().decode(list(token_ids), skip_special_tokens=True))
 
-    async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+    async def score(self, token_ids: Sequence[int], adapter: Adapter | None = None) -> tuple[float, ...]:
         """log p(token_j | tokens before j) at temperature 1, for j = 1 .. L - 1."""
         params = SamplingParams(
             max_tokens=1, prompt_logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False
         )
-        output = await _last(self._client, token_ids, params, _own_id(), priority=CANARY_PRIORITY)
+        output = await _last(self._client, token_ids, params, _own_id(), priority=CANARY_PRIORITY, adapter=adapter)
         positions = output.prompt_logprobs or []
         if len(positions) != len(token_ids):
             raise GenerationError(f"asked for {len(token_ids)} prompt logprobs, got {len(positions)}")
@@ -141,6 +142,26 @@ class VllmEngine:
         if refresh_tied_head:
             await self._client.collective_rpc("refresh_tied_head")
 
+    async def load_adapter(self, adapter: Adapter) -> float:
+        """While requests go on; returns how long the engine stood still for it, in seconds. No timeout, for the reason
+        `reload` has none. Raises what the worker met, and the engine is as before then."""
+        arguments = {"name": adapter.name, "number": adapter.number, "directory": str(adapter.directory)}
+        return max(float(s) for s in await self._client.collective_rpc("load_adapter", kwargs=arguments))
+
+    async def unload_adapter(self, adapter: Adapter) -> None:
+        await self._client.remove_lora(adapter.number)
+
+    async def adapter_layers(self) -> frozenset[str]:
+        """Last parts of the names of the layers that an adapter can change here, as model files have them."""
+        return frozenset(await self._first_worker("adapter_layers"))
+
+    async def load_user_adapter(self, name: str, directory: Path) -> LoRARequest:
+        """Into a place that it keeps for good; what users' requests have to carry."""
+        request = LoRARequest(name, USER_ADAPTER, str(directory))
+        await self._client.add_lora(request)
+        await self._client.pin_lora(USER_ADAPTER)
+        return request
+
     async def push_refusal(self, staging: Path) -> str:
         """Why the engine's first worker cannot receive a push with NCCL; empty when it can."""
         return str(await self._first_worker("push_refusal", staging=str(staging)))
@@ -168,10 +189,13 @@ class VllmEngine:
 class VllmGeneration:
     """One rollout sample in the engine; see `sample_run.Generation`."""
 
-    def __init__(self, client: AsyncLLM, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def __init__(
+        self, client: AsyncLLM, prompt_ids: Sequence[int], params: SamplingParams, adapter: Adapter | None = None
+    ) -> None:
         self._client = client
         self._prompt_ids = prompt_ids
         self._params = params
+        self._adapter = adapter
         self._id = _own_id()
         self._ended = asyncio.Event()
         self._cut = False
@@ -179,13 +203,20 @@ class VllmGeneration:
     async def ended(self) -> Partial | None:
         """Raises GenerationError."""
         try:
-            output = await _last(self._client, self._prompt_ids, self._params, self._id, priority=ROLLOUT_PRIORITY)
+            output = await _last(
+                self._client,
+                self._prompt_ids,
+                self._params,
+                self._id,
+                priority=ROLLOUT_PRIORITY,
+                adapter=self._adapter,
+            )
         finally:
             self._ended.set()
-        part = _partial(output)
-        if not self._cut and (part is None or not part.finished):
+        found = partial(output, self._version)
+        if not self._cut and (found is None or not found.finished):
             raise GenerationError("the engine aborted a sample")
-        return part
+        return found
 
     @property
     def size(self) -> int:
@@ -203,7 +234,8 @@ class VllmGeneration:
             [flat.logprobs[i] for i in flat.start_indices[start:]],
         )
         with suppress(GenerationError, ValueError):  # what cannot be read now fails the sample when it ends
-            return _part(ids, logprobs, state._weight_version_spans() or (), FinishReason.ABORT, start=start)
+            labels = state._weight_version_spans()
+            return part(ids, logprobs, labels, self._version, FinishReason.ABORT, start=start)
         return None
 
     async def cut(self) -> None:
@@ -213,6 +245,11 @@ class VllmGeneration:
             with suppress(TimeoutError):  # it may be on its way into the engine, which does not know it yet
                 async with asyncio.timeout(_CUT_AGAIN_S):
                     await self._ended.wait()
+
+    @property
+    def _version(self) -> int | None:
+        """Of its adapter."""
+        return None if self._adapter is None else self._adapter.version
 
     def _state(self) -> Any:
         """The engine client's own record of the request; None before it has one and after its end."""
@@ -232,41 +269,21 @@ def _times(state: Any, ahead: float) -> RequestTimes:
 
 
 async def _last(
-    client: AsyncLLM, token_ids: Sequence[int], params: SamplingParams, request_id: str, *, priority: int
+    client: AsyncLLM,
+    token_ids: Sequence[int],
+    params: SamplingParams,
+    request_id: str,
+    *,
+    priority: int,
+    adapter: Adapter | None = None,
 ) -> Any:
     """The request's final output. Cancelling aborts it. Raises GenerationError."""
     last = None
-    async for output in client.generate(tokens_input(list(token_ids)), params, request_id, priority=priority):
+    # vLLM keeps computed prefixes apart by the adapter's name and directory
+    lora = None if adapter is None else LoRARequest(adapter.name, adapter.number, str(adapter.directory))
+    prompt = tokens_input(list(token_ids))
+    async for output in client.generate(prompt, params, request_id, lora_request=lora, priority=priority):
         last = output
     if last is None or not last.finished:
         raise GenerationError("the engine ended the request without output")
     return last
-
-
-def _partial(output: Any) -> Partial | None:
-    """None without a token. Raises GenerationError."""
-    completion = output.outputs[0]
-    if (reason := _FINISH.get(completion.finish_reason)) is None:
-        raise GenerationError(f"sample ended with {completion.finish_reason!r}")
-    if not completion.token_ids:
-        return None
-    flat = completion.logprobs
-    logprobs = np.asarray(flat.logprobs, dtype=np.float32)[list(flat.start_indices)].tolist()
-    return _part(completion.token_ids, logprobs, completion.weight_versions or (), reason)
-
-
-def _part(
-    token_ids: Sequence[int], logprobs: Sequence[float], spans: Sequence[Any], reason: FinishReason, *, start: int = 0
-) -> Partial:
-    """Tokens from `start` on; `spans` count from the request's first. Raises GenerationError unless there are one
-    logprob a token and spans over all tokens."""
-    if len(logprobs) != len(token_ids):
-        raise GenerationError(f"{len(token_ids)} tokens but {len(logprobs)} logprobs")
-    found = tuple(
-        VersionSpan(int(span.version), max(0, span.start - start), span.end - start)
-        for span in spans
-        if span.end > max(start, span.start)
-    )
-    if sum(span.stop - span.start for span in found) != len(token_ids):
-        raise GenerationError(f"version spans {found} do not cover {len(token_ids)} tokens")
-    return Partial(tuple(token_ids), tuple(logprobs), found, reason)

@@ -1,8 +1,12 @@
 """What Nightshift adds to vLLM's worker; this module is imported inside the worker process."""
 
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.platforms import current_platform
 
@@ -20,6 +24,8 @@ class WorkerExtension:
     rank: int
     device: Any
     parallel_config: Any
+    add_lora: Callable[[LoRARequest], bool]
+    remove_lora: Callable[[int], bool]
 
     def refresh_tied_head(self) -> bool:
         """Pack the output layer again after a reload, where it shares the embedding's weights; True if that was needed.
@@ -40,6 +46,26 @@ class WorkerExtension:
             return False
         dispatch_cpu_unquantized_gemm(head, remove_weight=False)
         return True
+
+    def load_adapter(self, name: str, number: int, directory: str) -> float:
+        """Into a free place; returns the seconds that it took, in which this worker computed nothing."""
+        started = time.monotonic()
+        try:
+            self.add_lora(LoRARequest(name, number, directory))
+        except Exception:
+            with suppress(Exception):  # what is known of it by now, or the engine would take it for loaded
+                self.remove_lora(number)
+            raise
+        return time.monotonic() - started
+
+    def adapter_layers(self) -> list[str] | None:
+        """Last parts of the names of the layers that an adapter can change, as model files have them; None where rank
+        is not 0."""
+        if self.rank != 0:
+            return None
+        manager = self.model_runner.lora_manager._adapter_manager
+        layers = {name.rpartition(".")[2] for name in manager.modules}
+        return sorted({part for layer in layers for part in manager.packed_modules_mapping.get(layer, [layer])})
 
     def push_refusal(self, staging: str) -> str | None:
         """Why the epoch's bytes cannot be received here with NCCL, empty when they can; None where rank is not 0."""

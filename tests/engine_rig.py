@@ -1,24 +1,31 @@
 """One real engine and what a replica's loops on it need."""
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from deploy.embedded_redis import EmbeddedRedis
 from rollout.config import ModelConfig, RedisConfig
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import Group, Purpose, RewardSpec, RolloutRequest, Sampling
-from services.config import EngineConfig, FleetConfig, HarvestConfig, PushConfig
+from services.config import EngineConfig, FleetConfig, HarvestConfig, PushConfig, SharingConfig
 from services.engine import Replica
+from services.engine_arguments import engine_arguments
 from services.reward_pool import RewardPool
 from services.swap import WeightSwap
 from services.vllm_engine import VllmEngine
-from tests.fake_trainer import FakeTrainer
+from tests.fake_trainer import AdapterTrainer, FakeTrainer
 
 SEATS = 8
+ENGINE = EngineConfig(dtype="float32", max_model_len=256, max_num_seqs=SEATS)
 
 
 @dataclass
@@ -29,6 +36,8 @@ class Rig:
     model: Path
     redis: RedisConfig
     tmp: Path
+    sharing: SharingConfig
+    settings: EngineConfig
 
     def config(self, name: str, *, user_reserve: int = 2, **push: object) -> FleetConfig:
         return FleetConfig(
@@ -36,7 +45,8 @@ class Rig:
             run=f"run-{name}",
             model=ModelConfig(path=self.model),
             redis=self.redis,
-            engine=EngineConfig(dtype="float32", max_model_len=256, max_num_seqs=SEATS),
+            engine=self.settings,
+            sharing=self.sharing,
             harvest=HarvestConfig(user_reserve=user_reserve, lease_s=5.0, poll_s=0.02, salvage_tokens=16),
             push=PushConfig(**{"poll_s": 0.02, "rehearsal": False, **push}),
         )
@@ -44,7 +54,11 @@ class Rig:
     @asynccontextmanager
     async def replica(self, config: FleetConfig) -> AsyncIterator[Replica]:
         """A replica's loops on the engine, which is put back to the model as loaded first."""
-        await WeightSwap(self.engine, watchdog_s=30).load(self.model, version=0)
+        if self.sharing.mode == "live":
+            await WeightSwap(self.engine, watchdog_s=30).load(self.model, version=0)
+        else:
+            for number in await self.adapters():
+                await self.client.remove_lora(number)
         store = await RedisStore.connect(self.redis)
         replica = Replica(config, self.engine, store, RewardPool(config.rewards))
         await replica.start()
@@ -52,6 +66,15 @@ class Rig:
             yield replica
         finally:
             await replica.stop()
+
+    @property
+    def client(self) -> Any:
+        """vLLM's own, for what a replica never asks."""
+        return self.engine._client
+
+    async def adapters(self) -> set[int]:
+        """Numbers of those that the engine itself says it has."""
+        return set(await self.client.list_loras())
 
     @asynccontextmanager
     async def trainer(self, config: FleetConfig) -> AsyncIterator[tuple[FakeTrainer, RedisQueue]]:
@@ -61,8 +84,26 @@ class Rig:
         await queue.set_gate(token, batch_groups=64, eta=4)
         await board.attach(config.fleet, config.run, token)
         weights = self.tmp / config.run
-        yield FakeTrainer(config.fleet, config.run, board, token, self.model, weights), queue
+        kind = AdapterTrainer if self.sharing.mode == "adapter" else FakeTrainer
+        yield kind(config.fleet, config.run, board, token, self.model, weights), queue
         await store.close()
+
+
+@asynccontextmanager
+async def started(model: Path, tmp: Path, sharing: SharingConfig, settings: EngineConfig) -> AsyncIterator[Rig]:
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    arguments = engine_arguments(settings, sharing)
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        client = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(model), **arguments))
+        try:
+            with EmbeddedRedis(Path(directory)) as redis:
+                yield Rig(VllmEngine(client), model, RedisConfig(url=redis.url), tmp, sharing, settings)
+        finally:
+            client.shutdown()
 
 
 def request(

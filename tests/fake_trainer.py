@@ -3,20 +3,25 @@
 import asyncio
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import distributed as dist
+from transformers import AutoModelForCausalLM
 
 from rollout.board import Board, CurrentVersion, Heartbeat, Invitation, Membership
-from rollout.weights import Bucket, Canary, WeightManifest, file_sha256, version_dir
+from rollout.weights import AdapterForm, Bucket, Canary, WeightManifest, file_sha256, version_dir
 from services.rehearsal import canary_ids, independent_logprobs
 
 BUCKET = "model.safetensors"
+Sequences = tuple[tuple[int, ...], ...]
+Logprobs = tuple[tuple[float, ...], ...]
 
 
 @dataclass
@@ -80,26 +85,32 @@ class FakeTrainer:
     def _write(self, version: int, noise: float, canary_shift: float, token: int) -> WeightManifest:
         directory = version_dir(self.weights, version)
         directory.mkdir(parents=True)
-        for file in self.model.iterdir():
-            if file.name != BUCKET:
-                shutil.copyfile(file, directory / file.name)
-        torch.manual_seed(version)
-        tensors = {k: v + noise * torch.randn_like(v) for k, v in load_file(self.model / BUCKET).items()}
-        save_file(tensors, directory / BUCKET, metadata={"format": "pt"})
         ids = canary_ids(64)
-        logprobs = tuple(tuple(p + canary_shift for p in row) for row in independent_logprobs(directory, ids))
+        torch.manual_seed(version)
+        bucket, adapter, expected = self._weights(directory, noise, ids)
+        logprobs = tuple(tuple(p + canary_shift for p in row) for row in expected)
         manifest = WeightManifest(
             policy="policy",
             version=version,
             step=version,
             tensors=(),
-            buckets=(Bucket(BUCKET, (directory / BUCKET).stat().st_size, file_sha256(directory / BUCKET)),),
+            buckets=(Bucket(bucket.name, bucket.stat().st_size, file_sha256(bucket)),),
             canary=Canary(ids, logprobs),
             fencing_token=token,
             created_ms=int(time.time() * 1000),
+            adapter=adapter,
         )
         (directory / "manifest.json").write_text(manifest.to_json())
         return manifest
+
+    def _weights(self, directory: Path, noise: float, ids: Sequences) -> tuple[Path, AdapterForm | None, Logprobs]:
+        """The bucket, what it needs, and the canary's logprobs."""
+        for file in self.model.iterdir():
+            if file.name != BUCKET:
+                shutil.copyfile(file, directory / file.name)
+        tensors = {k: v + noise * torch.randn_like(v) for k, v in load_file(self.model / BUCKET).items()}
+        save_file(tensors, directory / BUCKET, metadata={"format": "pt"})
+        return directory / BUCKET, None, independent_logprobs(directory, ids)
 
     def _broadcast(self, store: dist.TCPStore, epoch: int, size: int, manifest: WeightManifest, spoil: bool) -> None:
         group = dist.ProcessGroupGloo(dist.PrefixStore(f"epoch/{epoch}", store), 0, size, timedelta(seconds=10))
@@ -107,6 +118,33 @@ class FakeTrainer:
             data = bytearray((version_dir(self.weights, manifest.version) / bucket.file).read_bytes())
             tensor = torch.frombuffer(data, dtype=torch.uint8)
             group.broadcast(torch.zeros_like(tensor) if spoil else tensor, 0).wait()
+
+
+class AdapterTrainer(FakeTrainer):
+    """Its versions are adapters alone, whose logprobs PEFT computes."""
+
+    rank = 4
+    layers: Sequence[str] = ("q_proj", "v_proj", "down_proj")
+
+    def _weights(self, directory: Path, noise: float, ids: Sequences) -> tuple[Path, AdapterForm | None, Logprobs]:
+        policy = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32)
+        config = LoraConfig(r=self.rank, lora_alpha=8, target_modules=list(self.layers), task_type="CAUSAL_LM")
+        adapted = get_peft_model(policy, config)
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if ".lora_B." in name:
+                    parameter.normal_(0, noise)
+        adapted.save_pretrained(directory)
+        form = AdapterForm(self.rank, tuple(sorted(self.layers)), base="base")
+        return directory / "adapter_model.safetensors", form, peft_logprobs(adapted, ids)
+
+
+def peft_logprobs(model: Any, ids: Sequences) -> Logprobs:
+    """As `Canary.logprobs`."""
+    with torch.inference_mode():
+        rows = [model.eval()(torch.tensor([row])).logits[0, :-1].log_softmax(-1) for row in ids]
+    found = zip(rows, ids, strict=True)
+    return tuple(tuple(row.gather(-1, torch.tensor(i)[1:, None])[:, 0].tolist()) for row, i in found)
 
 
 def membership(epoch: int, acks: dict[str, str]) -> Membership:

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from rollout.config import ModelConfig, Name, RedisConfig, Settings
-from rollout.errors import ConfigError
 from trainer.algorithm import GROUP_ADVANTAGES, AlgorithmConfig
 from trainer.lora_config import LoraConfig
 from trainer.partition import Packing
@@ -360,11 +359,3 @@ class TrainConfig(TrainOptions):
     @property
     def run_dir(self) -> Path:
         return self.runs_dir / self.run
-
-    def check_engines_load(self) -> None:
-        """What this run publishes. Raises ConfigError."""
-        if self.replay is None and self.lora is not None and self.lora.publish == "adapter":
-            raise ConfigError(
-                "lora.publish=adapter without replay, but engines load whole weights: use lora.publish=merged, whose"
-                " versions hold the adapter too"
-            )

@@ -56,7 +56,6 @@ def run(config: TrainConfig) -> int:
 async def _session(config: TrainConfig) -> int:
     from trainer.models import Tokenise, load_tokenizer
 
-    config.check_engines_load()
     tokenise = Tokenise(load_tokenizer(config.model.path))
     prompts = _prompts(config, config.prompts.train, tokenise)
     eval_prompts = _prompts(config, config.prompts.eval, tokenise) if config.prompts.eval else []

@@ -3,8 +3,9 @@
 adapter_model.safetensors  adapter_config.json     as `PeftModel.from_pretrained` reads them
 """
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rollout.errors import ConfigError
-from rollout.weights import Bucket, TensorSpec, file_sha256
+from rollout.weights import AdapterForm, Bucket, TensorSpec, file_sha256
 from trainer.artefact import sync_file, write_text
 from trainer.errors import CheckpointError
 from trainer.lora_config import LoraConfig
@@ -126,6 +127,20 @@ def write_adapter(
         TensorSpec(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), path.name) for name, t in tensors.items()
     )
     return specs, (Bucket(path.name, path.stat().st_size, file_sha256(path)),)
+
+
+def adapter_form(tensors: Iterable[TensorSpec], digests: Mapping[str, str]) -> AdapterForm:
+    """What a manifest says of the adapter that `write_adapter` wrote; `digests` are those of its base.
+
+    Names look like `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`, A being [r, in].
+    """
+    layers = [(spec.name.rpartition(".lora_A.")[0], spec.shape[0]) for spec in tensors if ".lora_A." in spec.name]
+    base = hashlib.sha256("".join(f"{name}:{digests[name]}\n" for name in sorted(digests)).encode())
+    return AdapterForm(
+        rank=max(rank for _, rank in layers),
+        target_modules=tuple(sorted({name.rpartition(".")[2] for name, _ in layers})),
+        base=base.hexdigest(),
+    )
 
 
 def merged_tensors(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ class LoraConfig(Settings):
     """The policy as frozen base weights plus a trained adapter of low rank (LoRA, arXiv 2106.09685)."""
 
     r: int = Field(default=16, ge=1, le=512)
-    """Rank. Engines that serve the adapter need at least this `max_lora_rank`."""
+    """Rank. A fleet that takes adapters needs at least this `sharing.max_lora_rank`."""
     alpha: float = Field(default=32.0, gt=0)
     """The adapter's product is scaled by alpha / r."""
     dropout: float = 0.0
@@ -22,8 +22,9 @@ class LoraConfig(Settings):
     """Last parts of the names of the linear layers that get one, such as q_proj; none means every linear layer except
     the output layer."""
     publish: Literal["merged", "adapter"] = "merged"
-    """What a version's buckets hold. merged: whole weights with the adapter added, which every engine loads, and the
-    adapter beside them in `adapter/`. adapter: the adapter alone; no engine loads it yet, so only for a replay."""
+    """What a version's buckets hold. merged: whole weights with the adapter added, and the adapter beside them in
+    `adapter/`; for fleets whose users get the newest policy too. adapter: the adapter alone; for a fleet with
+    `sharing.mode = "adapter"`, whose users stay on the base."""
 
     @field_validator("dropout")
     @classmethod

@@ -7,7 +7,7 @@ different contents under one.
 import asyncio
 import shutil
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 import structlog
@@ -16,6 +16,9 @@ from rollout.board import Board, CurrentVersion
 from rollout.weights import MANIFEST, Canary, WeightManifest, published_versions, version_dir
 from trainer.artefact import sync_dir, write_text
 from trainer.config import PushConfig
+from trainer.fleet_fit import check_fleet
+from trainer.lora import adapter_form
+from trainer.lora_config import LoraConfig
 from trainer.milestone import Milestone, reached
 from trainer.push import Pusher, PushReport
 from trainer.worker_group import WorkerGroup
@@ -38,7 +41,10 @@ class Publisher:
         weights_dir: Path,
         config: PushConfig,
         canary: Sequence[tuple[int, ...]],
+        lora: LoraConfig | None = None,
+        base_digests: Mapping[str, str] | None = None,
     ) -> None:
+        """`base_digests` are of the weights that an adapter is trained on, by file."""
         self._board = board
         self._fleet = fleet
         self._run = run
@@ -48,13 +54,16 @@ class Publisher:
         self._weights_dir = weights_dir.resolve()
         self._config = config
         self._canary = tuple(canary)
+        self._lora = lora
+        self._base_digests = base_digests or {}
         self._pusher = Pusher(board, fleet=fleet, run=run, token=token, config=config, policy=policy)
 
     async def publish(self, step: int, *, above: int) -> tuple[WeightManifest, asyncio.Task[PushReport]]:
         """Make the present weights a new version (larger than `above`), current and durable; its push runs on.
 
-        Raises Fenced.
+        Raises Fenced, and ConfigError where the fleet cannot load what this run publishes.
         """
+        check_fleet(self._lora, self._fleet, await self._board.replicas(self._fleet))
         existing = max([above, *version_numbers(self._weights_dir)])
         version = await self._board.reserve_version(self._run, self._token, at_least=existing + 1)
         reached(Milestone.VERSION_RESERVED)
@@ -85,10 +94,15 @@ class Publisher:
             canary=Canary(self._canary, tuple(tuple(values) for values in logprobs)),
             fencing_token=self._token,
             created_ms=int(time.time() * 1000),
+            adapter=adapter_form(exported.tensors, self._base_digests) if self._adapter_alone else None,
         )
         await asyncio.to_thread(write_text, directory / MANIFEST, manifest.to_json())
         await asyncio.to_thread(sync_dir, self._weights_dir)
         return manifest
+
+    @property
+    def _adapter_alone(self) -> bool:
+        return self._lora is not None and self._lora.publish == "adapter"
 
     async def _retire(self, newest: int) -> None:
         """Delete old artefacts, except those that a live replica uses or may be reading, and what crashes left."""

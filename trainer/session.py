@@ -15,13 +15,14 @@ from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig
 from trainer.errors import WorkerDied, WorkerLost
 from trainer.feeder import Feed
+from trainer.fleet_fit import check_fleet
 from trainer.signals import Signals
 
 if TYPE_CHECKING:
     from trainer.holder import Holder
     from trainer.loop import Parts
     from trainer.publish import Publisher
-    from trainer.worker_group import GroupStarter, WorkerGroup
+    from trainer.worker_group import GroupStarter
     from trainer.workers import Workers
 
 log = structlog.get_logger(__name__)
@@ -66,7 +67,8 @@ async def train(
 ) -> None:
     """Until the steps are done, the data is used up or a signal asks for a stop; `stack` ends what is started here.
 
-    Raises what the workers and `loop.TrainingLoop.run` raise, WorkerLost where a worker died once training had begun.
+    Raises what the workers and `loop.TrainingLoop.run` raise, WorkerLost where a worker died once training had begun,
+    ConfigError where the fleet's engines cannot load what the run publishes.
     """
     from trainer.health import HealthServer
     from trainer.holder import Holder
@@ -80,6 +82,7 @@ async def train(
         stack.push_async_callback(health.close)
     await claim.board.register_run(config.fleet, config.run)
     await claim.board.attach(config.fleet, config.run, claim.token)
+    check_fleet(config.lora, config.fleet, await claim.board.replicas(config.fleet))
     if checkpoint is not None:
         log.info("resuming", step=checkpoint.state.step, checkpoint=str(checkpoint.directory))
         await claim.queue.settle(claim.token, checkpoint.state.settled_ids, GroupState.TRAINED)
@@ -121,7 +124,7 @@ def _parts(
         queue=claim.queue,
         token=claim.token,
         workers=workers,
-        publisher=_publisher(config, claim, inputs.prompts, workers.policy),
+        publisher=_publisher(config, claim, inputs.prompts, workers),
         feed=feed,
         journal=journal,
         checkpoints=inputs.checkpoints,
@@ -132,7 +135,7 @@ def _parts(
     )
 
 
-def _publisher(config: TrainConfig, claim: Claim, prompts: Sequence[Prompt], policy: "WorkerGroup") -> "Publisher":
+def _publisher(config: TrainConfig, claim: Claim, prompts: Sequence[Prompt], workers: "Workers") -> "Publisher":
     from trainer.publish import Publisher, canary_sequences
 
     push = config.push
@@ -142,7 +145,7 @@ def _publisher(config: TrainConfig, claim: Claim, prompts: Sequence[Prompt], pol
         run=config.run,
         token=claim.token,
         policy_name=config.model.name,
-        policy=policy,
+        policy=workers.policy,
         weights_dir=config.run_dir / "weights",
         config=push,
         canary=canary_sequences(
@@ -150,4 +153,6 @@ def _publisher(config: TrainConfig, claim: Claim, prompts: Sequence[Prompt], pol
             sequences=push.canary_sequences,
             tokens=push.canary_tokens,
         ),
+        lora=config.lora,
+        base_digests=workers.base_digests,
     )

@@ -10,6 +10,7 @@ from deploy.config import NightshiftConfig, load
 from deploy.demo.models import Models
 from deploy.demo.recipe import SETTINGS, Recipe, keep
 from deploy.demo.task import MAX_NEW_TOKENS, REWARD, REWARD_PARAMS
+from deploy.preflight import check_sharing
 from rollout.errors import ConfigError
 
 BATCH_GROUPS = 32
@@ -141,9 +142,8 @@ def _toml(directory: Path, models: Models, recipe: Recipe | None, *, prompts: tu
 
 def _load(directory: Path, files: Sequence[Path], recipe: Recipe | None, flags: Sequence[str]) -> NightshiftConfig:
     config = load(files, flags) if recipe is None else _with_recipe(files, recipe, flags)
-    config.fleet_config()
     train = config.train_config()
-    train.check_engines_load()
+    check_sharing(config.fleet_config(), train)
     run_dir = train.run_dir
     if run_dir.resolve() != directory.resolve():
         raise ConfigError(

@@ -16,7 +16,6 @@ from tests.integration.test_replay import crashed, replay
 from tests.integration.test_trainer_updates import planned, saved
 from tests.replay_kit import replay_config, result_of, write_recording
 from tests.tiny_models import ARCHITECTURES, Architecture, build_policy
-from trainer import daemon
 from trainer.algorithm import AlgorithmConfig
 from trainer.batch import MicroBatch
 from trainer.checkpoint import CheckpointStore
@@ -32,6 +31,7 @@ from trainer.reference import ReferenceCore
 pytestmark = pytest.mark.usefixtures("single_rank")
 
 CANARY = [(5, 6, 7, 8, 9, 10)]
+LINEAR = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
 STAGES = [(0, "float32"), (1, "float32"), (2, "float32"), (1, "bfloat16")]
 LORA = LoraConfig(r=4, alpha=8)
 
@@ -242,6 +242,9 @@ async def test_a_version_can_be_the_adapter_alone(tmp_path: Path, model_dir: Pat
     manifest = read_manifest(version)
     verify_buckets(version, manifest)
     assert [bucket.file for bucket in manifest.buckets] == [ADAPTER_FILE]
+    assert manifest.form == "adapter"
+    assert manifest.adapter is not None
+    assert (manifest.adapter.rank, manifest.adapter.target_modules) == (4, LINEAR)
     assert set(load_file(version / ADAPTER_FILE)) == {tensor.name for tensor in manifest.tensors}
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_dir), version)
     ids, expected = manifest.canary.token_ids[0], manifest.canary.logprobs[0]
@@ -256,12 +259,6 @@ async def test_a_run_keeps_to_an_adapter_or_to_whole_weights(tmp_path: Path, mod
     await replay(adapter)
     with pytest.raises(CheckpointError, match=r"holds an adapter, but train.lora is not set"):
         await replay(adapter.model_copy(update={"lora": None, "steps": 2}))
-
-
-async def test_a_live_run_publishes_what_its_engines_can_load(tmp_path: Path, model_dir: Path, recording: Path) -> None:
-    config = replay_config(tmp_path, model_dir, "run", recording, lora={"publish": "adapter"})
-    with pytest.raises(ConfigError, match=r"lora.publish=adapter without replay, but engines load whole weights"):
-        await daemon._session(config.model_copy(update={"replay": None}))
 
 
 def test_an_adapter_goes_on_only_with_the_weights_that_it_was_trained_on(tmp_path: Path, model_dir: Path) -> None:

@@ -224,18 +224,6 @@ def test_a_model_without_a_type_is_refused_before_the_engine_starts(tmp_path: Pa
         check_model(tmp_path)
 
 
-def test_what_only_a_replay_can_publish_is_refused_before_anything_is_started(
-    toml: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("enter_redis", "_run"):
-        monkeypatch.setattr(f"deploy.training.{name}", lambda *args, **options: pytest.fail("started"))
-    prompts = toml.with_name("p.jsonl")
-    prompts.write_text('{"prompt": "a"}\n')
-    config = load([toml], ["--train.prompts.train", str(prompts), "--train.lora.publish", "adapter"])
-    with pytest.raises(ConfigError, match=r"lora.publish=adapter without replay"):
-        train(config)
-
-
 def test_train_says_by_its_quoted_name_which_fleet_it_waits_for(
     toml: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

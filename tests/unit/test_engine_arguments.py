@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from services.config import EngineConfig
+from services.config import EngineConfig, SharingConfig
 from services.engine_arguments import engine_arguments
 
 CHANGEABLE = {"enable_prefix_caching", "seed"}
@@ -25,6 +25,8 @@ def test_further_arguments_reach_vllm() -> None:
         ("logprobs_mode", "raw_logprobs", "leave it out"),
         ("scheduling_policy", "fcfs", "leave it out"),
         ("worker_extension_cls", "mine.Extension", "leave it out"),
+        ("enable_lora", True, "sharing.mode"),
+        ("max_cpu_loras", 1, "leave it out"),
     ],
 )
 def test_an_argument_that_would_override_a_setting_is_refused_naming_the_setting(
@@ -35,6 +37,7 @@ def test_an_argument_that_would_override_a_setting_is_refused_naming_the_setting
 
 
 def test_everything_else_that_nightshift_sets_is_refused() -> None:
-    for name in engine_arguments(EngineConfig(max_num_batched_tokens=512)).keys() - CHANGEABLE:
+    sharing = SharingConfig(mode="adapter")
+    for name in engine_arguments(EngineConfig(max_num_batched_tokens=512), sharing).keys() - CHANGEABLE:
         with pytest.raises(ValidationError, match="would override"):
             EngineConfig(extra={name: None})

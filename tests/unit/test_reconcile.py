@@ -9,7 +9,7 @@ import pytest
 
 from rollout.board import CurrentVersion, Invitation, Membership, Pin, PushPath
 from rollout.errors import WeightsError
-from rollout.weights import MANIFEST, Bucket, Canary, WeightManifest, file_sha256, version_dir
+from rollout.weights import MANIFEST, AdapterForm, Bucket, Canary, WeightManifest, file_sha256, version_dir
 from services import collective, reconcile
 from services.config import PushConfig
 from services.reconcile import Reconciler
@@ -78,13 +78,13 @@ class Stand:
             on_untrusted=lambda reason, _: self.given_up.append(reason),
         )
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int, adapter: AdapterForm | None = None) -> None:
         directory = version_dir(self.weights, version)
         directory.mkdir(parents=True)
         (directory / "model.safetensors").write_bytes(b"equal bytes")
         bucket = Bucket("model.safetensors", 11, file_sha256(directory / "model.safetensors"))
         canary = Canary(((1, 2, 3),), ((-1.0, -1.0),))
-        manifest = WeightManifest("policy", version, version, (), (bucket,), canary, 1, 0)
+        manifest = WeightManifest("policy", version, version, (), (bucket,), canary, 1, 0, adapter)
         (directory / MANIFEST).write_text(manifest.to_json())
         self.board.now = CurrentVersion("policy", version, str(directory), manifest.digest, 1)
 
@@ -99,6 +99,17 @@ async def test_versions_of_equal_bytes_are_all_followed(tmp_path: Path) -> None:
         assert stand.reconciler.fit
     assert stand.engine.loads == 10
     assert stand.given_up == []
+
+
+async def test_an_adapter_is_refused_by_an_engine_that_takes_whole_weights(tmp_path: Path) -> None:
+    stand = Stand(tmp_path)
+    stand.publish(1)
+    await stand.reconciler.step()
+    stand.publish(2, AdapterForm(16, ("q_proj",), "base"))
+    for _ in range(5):
+        with pytest.raises(WeightsError, match=r"version 2 is a LoRA adapter of rank 16 alone .*sharing\.mode"):
+            await stand.reconciler.step()
+    assert (stand.engine.loads, stand.reconciler.version) == (1, 1)
 
 
 async def test_a_pinned_replica_stays_at_its_version_and_catches_up_when_it_is_let_go(tmp_path: Path) -> None:

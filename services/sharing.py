@@ -1,0 +1,36 @@
+"""How versions get into an engine, and how that is rehearsed, by the fleet's `sharing.mode`."""
+
+from pathlib import Path
+
+from services.adapter_rehearsal import rehearse_adapter
+from services.config import FleetConfig
+from services.rehearsal import rehearse
+from services.rollout_adapters import RolloutAdapters
+from services.staging import Staging
+from services.swap import WeightSwap
+from services.vllm_engine import USER_ADAPTER, VllmEngine
+
+WayIn = WeightSwap | RolloutAdapters
+
+
+def way_in(config: FleetConfig, engine: VllmEngine) -> WayIn:
+    """Whole weights in the place of the engine's, or adapters beside them."""
+    sharing, watchdog_s = config.sharing, config.push.watchdog_s
+    if sharing.mode != "adapter":
+        return WeightSwap(engine, watchdog_s=watchdog_s)
+    return RolloutAdapters(
+        engine,
+        places=sharing.rollout_adapters,
+        first=USER_ADAPTER + 1,
+        max_rank=sharing.max_lora_rank,
+        watchdog_s=watchdog_s,
+    )
+
+
+async def rehearsed(way: WayIn, config: FleetConfig, *, staging: Staging, dtype: str) -> float:
+    """The gap in nats. Raises RehearsalFailed."""
+    model: Path = config.model.path
+    tolerance = config.push.canary_tolerance
+    if isinstance(way, RolloutAdapters):
+        return await rehearse_adapter(way, model=model, staging=staging, dtype=dtype, tolerance=tolerance)
+    return await rehearse(way, model=model, staging=staging, dtype=dtype, tolerance=tolerance)

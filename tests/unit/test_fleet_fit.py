@@ -1,0 +1,76 @@
+"""A run trains only with engines that can load what it publishes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout.board import Heartbeat, ReplicaState
+from rollout.errors import ConfigError
+from rollout.local_board import LocalBoard
+from trainer.config import PushConfig
+from trainer.fleet_fit import check_fleet
+from trainer.lora_config import LoraConfig
+from trainer.publish import Publisher
+
+
+def beat(**sharing: Any) -> Heartbeat:
+    return Heartbeat("replica", "host", 1, ReplicaState.HEALTHY, "policy", 0, 8, 0, 0, 0, 0, None, **sharing)
+
+
+LIVE, LEND = beat(), beat(sharing="lend")
+ADAPTER = beat(sharing="adapter", max_lora_rank=16)
+
+
+@pytest.mark.parametrize(
+    ("lora", "replica"),
+    [
+        (None, LIVE),
+        (LoraConfig(), LIVE),
+        (LoraConfig(r=64), LEND),
+        (LoraConfig(r=16, publish="adapter"), ADAPTER),
+    ],
+)
+def test_what_the_engines_can_load_is_trained(lora: LoraConfig | None, replica: Heartbeat) -> None:
+    check_fleet(lora, "fleet", [replica])
+    check_fleet(lora, "fleet", [])
+
+
+@pytest.mark.parametrize(
+    ("lora", "replica", "words"),
+    [
+        (None, ADAPTER, ["train.lora is not set", "sharing.mode=adapter"]),
+        (LoraConfig(), ADAPTER, ["train.lora.publish=merged", "sharing.mode=adapter"]),
+        (LoraConfig(publish="adapter"), LIVE, ["train.lora.publish=adapter", "sharing.mode=live", "whole weights"]),
+        (LoraConfig(publish="adapter"), LEND, ["train.lora.publish=adapter", "sharing.mode=lend"]),
+        (LoraConfig(r=17, publish="adapter"), ADAPTER, ["train.lora.r=17", "sharing.max_lora_rank=16"]),
+    ],
+)
+def test_what_they_cannot_is_refused_with_both_values(
+    lora: LoraConfig | None, replica: Heartbeat, words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        check_fleet(lora, "night", [replica])
+    for word in [*words, "fleet night"]:
+        assert word in str(refusal.value)
+
+
+async def test_nothing_is_published_for_engines_that_cannot_load_it(tmp_path: Path) -> None:
+    board = LocalBoard()
+    await board.heartbeat("night", LIVE, ttl_s=9)
+    publisher = Publisher(
+        board=board,
+        fleet="night",
+        run="run",
+        token=1,
+        policy_name="policy",
+        policy=None,  # type: ignore[arg-type]  # it is refused before the policy is asked
+        weights_dir=tmp_path / "weights",
+        config=PushConfig(),
+        canary=[(1, 2)],
+        lora=LoraConfig(publish="adapter"),
+    )
+    with pytest.raises(ConfigError, match=r"publish=adapter, but fleet night has sharing\.mode=live"):
+        await publisher.publish(0, above=0)
+    assert not (tmp_path / "weights").exists()
+    assert await board.reserve_version("run", 1, at_least=1) == 1

@@ -1,0 +1,34 @@
+"""Whether the engines of a fleet can load what a run publishes."""
+
+from collections.abc import Iterable
+
+from rollout.board import Heartbeat
+from rollout.errors import ConfigError
+from trainer.lora_config import LoraConfig
+
+_REMEDY = (
+    'publish = "adapter" of [train.lora] goes with a fleet of sharing.mode=adapter, and everything else with one of'
+    " another mode"
+)
+
+
+def check_fleet(lora: LoraConfig | None, fleet: str, replicas: Iterable[Heartbeat]) -> None:
+    """Raises ConfigError where one of the replicas says that it cannot; those that come later refuse by themselves."""
+    for beat in replicas:
+        if why := misfit(lora, fleet, mode=beat.sharing, max_lora_rank=beat.max_lora_rank):
+            raise ConfigError(why)
+
+
+def misfit(lora: LoraConfig | None, fleet: str, *, mode: str, max_lora_rank: int | None) -> str:
+    """Why engines of this mode cannot load the run's versions; empty when they can.
+
+    `max_lora_rank` is None where the engines take no adapters.
+    """
+    published = "whole weights: train.lora is not set" if lora is None else f"train.lora.publish={lora.publish}"
+    adapter = lora is not None and lora.publish == "adapter"
+    if adapter != (mode == "adapter"):
+        takes = "adapters alone" if mode == "adapter" else "whole weights"
+        return f"the run publishes {published}, but fleet {fleet} has sharing.mode={mode} and takes {takes}; {_REMEDY}"
+    if adapter and lora is not None and max_lora_rank is not None and lora.r > max_lora_rank:
+        return f"train.lora.r={lora.r} is above sharing.max_lora_rank={max_lora_rank} of fleet {fleet}"
+    return ""
