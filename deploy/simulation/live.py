@@ -182,6 +182,7 @@ class _Live:
         limits = [seats if r.keeper.limit is None else r.keeper.limit for r in self._replicas]
         parts.replicas[part] += share * len(self._replicas)
         parts.rollouts[part] += share * sum(replica.rollouts for replica in self._replicas)
+        parts.held[part] += share * sum(replica.users for replica in self._replicas)
         parts.limit[part] += share * sum(limits) / len(limits)
 
     def _push(self) -> None:

@@ -36,11 +36,13 @@ class Parts:
     """Mean number that serve."""
     rollouts: Array = field(init=False)
     """Mean number of samples in seats."""
+    held: Array = field(init=False)
+    """Mean number of users in the replicas."""
     limit: Array = field(init=False)
     """Mean of the guards' limits, a replica; the seats where there is no guard."""
 
     def __post_init__(self) -> None:
-        for name in ("users", "inside", "user_tokens", "rollout_tokens", "replicas", "rollouts", "limit"):
+        for name in ("users", "inside", "user_tokens", "rollout_tokens", "replicas", "rollouts", "held", "limit"):
             setattr(self, name, np.zeros(self.count))
 
     @property

@@ -54,6 +54,11 @@ class _Sitting:
     cached_at: int = -1
     """Pushes that there had been when its tokens were last in the cache."""
 
+    @property
+    def ready(self) -> bool:
+        """Has a seat, and is not in the engine."""
+        return self.sequence is None and self.ticket.seated.done() and not self.ticket.wanted.done()
+
 
 @dataclass(slots=True, eq=False)
 class _Held:
@@ -246,9 +251,8 @@ class Replica:
     def _sit(self) -> None:
         for held in self._held:
             for sitting in held.sittings:
-                if sitting.sequence is None and len(self.engine.running) < self._total:
-                    if sitting.ticket.seated.done() and not sitting.ticket.wanted.done():
-                        self._start(held, sitting)
+                if sitting.ready and len(self.engine.running) < self._total:
+                    self._start(held, sitting)
 
     def _start(self, held: _Held, sitting: _Sitting) -> None:
         rollout = sitting.rollout
@@ -282,7 +286,7 @@ class Replica:
         if (user := self._users.get(sequence)) is not None:
             self._user_token(user)
         else:
-            self._rollout_token(self._sitting[sequence])
+            self._rollout_token(self._sitting[sequence], sequence)
 
     def _user_token(self, user: _User) -> None:
         now = self._clock()
@@ -297,22 +301,21 @@ class Replica:
         made = user.sequence.made
         self._answered(Felt(user.came_at, user.first_at - user.came_at, (now - user.first_at) / max(1, made - 1), made))
 
-    def _rollout_token(self, sitting: _Sitting) -> None:
-        rollout, sequence = sitting.rollout, sitting.sequence
+    def _rollout_token(self, sitting: _Sitting, sequence: Sequence) -> None:
+        rollout = sitting.rollout
         self.tally.rollout_tokens += 1
         rollout.kept += 1
         rollout.left -= 1
         if rollout.version is None:
             rollout.version = self._work.version
-        if sequence is not None and sequence.made == 1:
+        if sequence.made == 1:
             self.keeper.seats.started(sitting.ticket)
         if not rollout.left:
-            self._finish(sitting)
+            self._finish(sitting, sequence)
 
-    def _finish(self, sitting: _Sitting) -> None:
-        assert sitting.sequence is not None
-        del self._sitting[sitting.sequence]
-        self.engine.running.remove(sitting.sequence)
+    def _finish(self, sitting: _Sitting, sequence: Sequence) -> None:
+        del self._sitting[sequence]
+        self.engine.running.remove(sequence)
         self.keeper.seats.leave(sitting.ticket)
         held = next(held for held in self._held if held.task is sitting.rollout.group)
         held.sittings.remove(sitting)

@@ -35,8 +35,8 @@ def _drawn(point: RatePoint, until: float, source: random.Random) -> Iterator[Ar
 
 
 def day_curve(peak: float, *, seed: int, prompt: int = 180, tokens: int = 120) -> Iterator[RatePoint]:
-    """An example: a day in parts of five minutes, quiet at four in the morning, busy at four in the afternoon, each hour
-    a little off by the seed."""
+    """An example: a day in parts of five minutes, quiet at four in the morning and busy at four in the afternoon, with
+    hours that differ by the seed."""
     source = random.Random(seed)
     hours = [source.uniform(0.85, 1.15) for _ in range(24)]
     for part in range(288):

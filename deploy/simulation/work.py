@@ -5,6 +5,7 @@ fresh | given back --lease--> replica --complete--> experience --judge--> step -
 
 import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -133,13 +134,7 @@ class Work:
         self.version += 1
 
     def _judge(self, task: Task, rules: StalenessConfig) -> None:
-        verdict = judge(
-            _group(task),
-            current_version=self.version,
-            max_age=rules.max_age,
-            min_group_samples=min(rules.min_group_samples, len(task.samples)),
-        )
-        if verdict.stale:
+        if is_stale([sample.version or 0 for sample in task.samples], self.version, rules):
             self.ledger.stale += 1
         else:
             self._batch.append(task)
@@ -151,15 +146,18 @@ class Work:
         return task
 
 
-def _group(task: Task) -> Group:
-    """As little of the record as staleness looks at: each sample's oldest version."""
-    return Group(
-        samples_G=tuple(_sample(sample.version or 0) for sample in task.samples),
-        rewards_G=(0.0,) * len(task.samples),
-        breakdown_G=({},) * len(task.samples),
+def is_stale(versions_G: Sequence[int], version: int, rules: StalenessConfig) -> bool:
+    """Whether the trainer at `version` would drop a group whose samples have these oldest versions."""
+    samples = len(versions_G)
+    group = Group(  # as little of the record as staleness looks at
+        samples_G=tuple(_sample(oldest) for oldest in versions_G),
+        rewards_G=(0.0,) * samples,
+        breakdown_G=({},) * samples,
         replica="",
         timings=Timings(0.0, 0.0, 0.0),
     )
+    fewest = min(rules.min_group_samples, samples)
+    return judge(group, current_version=version, max_age=rules.max_age, min_group_samples=fewest).stale
 
 
 def _sample(version: int) -> Sample:
