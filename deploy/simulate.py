@@ -12,7 +12,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deploy.config import NightshiftConfig, load
 from deploy.simulation import trace
-from deploy.simulation.calibration import calibrate, read_bench
+from deploy.simulation.bench import read_bench
+from deploy.simulation.calibration import calibrate
 from deploy.simulation.engine_model import EngineModel, read_engine
 from deploy.simulation.outcome import Outcome, Way, beside_users_alone, simulate, users_alone, way_for
 from deploy.simulation.outcome import Progress as Told

@@ -86,7 +86,7 @@ def way_for(replicas: int, seconds: float) -> Way:
 
 
 def simulate(scene: Scene, trace: Trace, *, seconds: float, way: Way, progress: Progress) -> Outcome:
-    """With rollouts; `attainment_alone` is for the caller to add. Raises ConfigError for what scene or trace have wrong."""
+    """`attainment_alone` is for the caller to add. Raises ConfigError for what is wrong with the scene or the trace."""
     scene.check()
     if way == "requests":
         return _by_request(scene, trace, seconds, progress)
