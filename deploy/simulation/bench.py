@@ -136,6 +136,7 @@ class Predicted:
     attainment: float | None
     harvest_s: float
     ttft_p50_s: float | None
+    ttft_p95_s: float | None
     tpot_p50_s: float | None
 
 
@@ -152,11 +153,13 @@ def predict(bench: Bench, cell: Cell, model: EngineModel, *, seconds: float, see
         for number in range(seeds)
     ]
     shares = [story.parts.attainment for story in stories]
+    waits = [second for story in stories for second in story.ttft_s]
     return Predicted(
         attainment=None if None in shares else sum(share or 0.0 for share in shares) / seeds,
         harvest_s=sum(story.parts.harvest_s for story in stories) / seeds,
-        ttft_p50_s=_median([second for story in stories for second in story.ttft_s]),
-        tpot_p50_s=_median([second for story in stories for second in story.tpot_s]),
+        ttft_p50_s=_percentile(waits, 0.5),
+        ttft_p95_s=_percentile(waits, 0.95),
+        tpot_p50_s=_percentile([second for story in stories for second in story.tpot_s], 0.5),
     )
 
 
@@ -208,6 +211,7 @@ def _users(bench: Bench, cell: Cell) -> Iterator[Arrival]:
     return arrivals([warm, *points], seconds=until, seed=seed)
 
 
-def _median(values: list[float]) -> float | None:
+def _percentile(values: list[float], share: float) -> float | None:
+    """Nearest rank; None of nothing."""
     ranked = sorted(values)
-    return ranked[math.ceil(len(ranked) / 2) - 1] if ranked else None
+    return ranked[math.ceil(len(ranked) * share) - 1] if ranked else None

@@ -15,15 +15,23 @@ _Z95 = 1.645
 _ROUNDS = 4
 _SECONDS = 90.0
 """Of each cell, a round."""
-_SHARES = (0.25, 0.5, 0.75, 1.0)
+_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0)
 """Of an idle user's wait beyond one step that computing the prompt may take; the rest is the way to the engine."""
-_WIDTH = 0.5
-"""How far, in natural logarithms of batches, a cell has a say in the steps of other batches."""
-_MOST_FACTOR = 3.0
+_ALIKE = 1.25
+"""Batches whose sizes are not farther apart share a point."""
+_MOST_MISSED = 1.0
+"""Logarithm by which one round moves a point at most."""
+_SEEDS = 3
+"""Of the runs that decide between shares: tails vary."""
+_POINT = 10.0
+"""A point of attainment weighs as much as a tenth of a wait."""
 
 
-def calibrate(bench: Bench, *, at: str, progress: Callable[[str, float], None]) -> EngineModel:
-    """By the cells of load `at` and those without users. Raises ConfigError where there are none."""
+def calibrate(
+    bench: Bench, *, at: str, progress: Callable[[str, float], None], seconds: float = _SECONDS
+) -> EngineModel:
+    """By the cells of load `at` and those without users, of which a round simulates so many `seconds` each. Raises
+    ConfigError where there are none."""
     cells = [cell for cell in bench.cells.values() if cell.load == at or cell.arm == "rollouts"]
     if not any(cell.load == at for cell in cells):
         known = sorted({cell.load for cell in bench.cells.values() if cell.load})
@@ -32,9 +40,9 @@ def calibrate(bench: Bench, *, at: str, progress: Callable[[str, float], None]) 
     for number, share in enumerate(_SHARES):
         model = _first(bench, cells, share)
         for turn in range(_ROUNDS):
-            model = _closer(bench, cells, model)
+            model = _closer(bench, cells, model, seconds)
             progress("calibrating", (number + (turn + 1) / _ROUNDS) / len(_SHARES))
-        found.append((_waits_missed(bench, cells, model), model))
+        found.append((_waits_missed(bench, cells, model, seconds), model))
     return min(found, key=lambda pair: pair[0])[1]
 
 
@@ -48,7 +56,7 @@ def _first(bench: Bench, cells: Sequence[Cell], share: float) -> EngineModel:
     late_s = (bench.idle.ttft_s.p95 or first_s) - first_s
     pauses = [cell.pushes.pause_s.p50 for cell in cells if cell.pushes.pause_s.p50 is not None]
     return EngineModel(
-        decode_s=_rising(_sizes(bench.plan.seats), [_pace(cells, size, token_s) for size in _sizes(bench.plan.seats)]),
+        decode_s=_rising(_points(cells, token_s)),
         prefill_token_s=share * beyond_s / USER_PROMPT,
         door_s=door_s,
         door_spread=min(1.0, math.log1p(late_s / door_s) / _Z95),
@@ -57,15 +65,17 @@ def _first(bench: Bench, cells: Sequence[Cell], share: float) -> EngineModel:
     )
 
 
-def _sizes(seats: int) -> tuple[int, ...]:
-    """Powers of two up to the seats."""
-    return (*(2**power for power in range(seats.bit_length()) if 2**power < seats), seats)
-
-
-def _pace(cells: Sequence[Cell], size: int, alone_s: float) -> float:
-    """Of the cell whose batch is nearest, at least that of a sequence alone."""
-    paces = [(abs(math.log(max(1.0, cell.batch) / size)), pace) for cell in cells if (pace := _measured(cell))]
-    return max(alone_s, min(paces)[1]) if paces and size > 1 else alone_s
+def _points(cells: Sequence[Cell], alone_s: float) -> list[tuple[int, float]]:
+    """(sequences, seconds from token to token) of one sequence and of each cell, those of like size together."""
+    found = sorted((cell.batch, pace) for cell in cells if cell.batch > _ALIKE and (pace := _measured(cell)))
+    points: list[tuple[int, float]] = [(1, alone_s)]
+    for batch, pace in found:
+        size, seconds = points[-1]
+        if size > 1 and batch <= size * _ALIKE:
+            points[-1] = (size, (seconds + pace) / 2)
+        else:
+            points.append((max(size + 1, round(batch)), pace))
+    return points
 
 
 def _measured(cell: Cell) -> float | None:
@@ -75,45 +85,47 @@ def _measured(cell: Cell) -> float | None:
     return cell.rollouts / cell.harvested_tokens_s if cell.harvested_tokens_s else None
 
 
-def _closer(bench: Bench, cells: Sequence[Cell], model: EngineModel) -> EngineModel:
+def _closer(bench: Bench, cells: Sequence[Cell], model: EngineModel, seconds: float) -> EngineModel:
     """Steps longer or shorter where the simulated cells were too fast or too slow; that of one sequence is known."""
-    misses = [(math.log(max(1.0, cell.batch)), miss) for cell in cells if (miss := _miss(bench, cell, model))]
-    if not misses:
-        return model
-    steps = [
-        seconds if size == 1 else seconds * math.exp(_weighted(math.log(size), misses))
-        for size, seconds in model.decode_s
-    ]
-    return model.model_copy(update={"decode_s": _rising([size for size, _ in model.decode_s], steps)})
+    misses = [(cell.batch, miss) for cell in cells if (miss := _miss(bench, cell, model, seconds)) is not None]
+    first, *others = model.decode_s
+    steps = [first]
+    for size, step_s in others:
+        near = [miss for batch, miss in misses if 1 / _ALIKE <= batch / size <= _ALIKE]
+        steps.append((size, step_s * math.exp(sum(near) / len(near)) if near else step_s))
+    return model.model_copy(update={"decode_s": _rising(steps)})
 
 
-def _miss(bench: Bench, cell: Cell, model: EngineModel) -> float | None:
-    """Logarithm of measured beside simulated time between tokens."""
-    predicted = predict(bench, cell, model, seconds=_SECONDS)
-    if cell.requests:
-        measured, simulated = cell.tpot_s.p50, predicted.tpot_p50_s
-    else:
-        measured, simulated = predicted.harvest_s, cell.harvested_tokens_s
-    if not measured or not simulated:
-        return None
-    return max(-math.log(_MOST_FACTOR), min(math.log(_MOST_FACTOR), math.log(measured / simulated)))
-
-
-def _weighted(size: float, misses: Sequence[tuple[float, float]]) -> float:
-    weights = [math.exp(-(((size - batch) / _WIDTH) ** 2) / 2) + 1e-9 for batch, _ in misses]
-    return sum(weight * miss for weight, (_, miss) in zip(weights, misses, strict=True)) / sum(weights)
-
-
-def _waits_missed(bench: Bench, cells: Sequence[Cell], model: EngineModel) -> float:
-    """Mean square of how far, in logarithms, users' first tokens are missed."""
+def _miss(bench: Bench, cell: Cell, model: EngineModel, seconds: float) -> float | None:
+    """Logarithm of measured beside simulated time between tokens, with as many rollouts as were measured: a guard would
+    make up for steps that are wrong."""
+    held = cell if cell.arm in {"users", "rollouts"} else cell.model_copy(update=_constant(cell))
+    predicted = predict(bench, held, model, seconds=seconds)
     found = []
-    for cell in cells:
-        if cell.requests and cell.ttft_s.p50:
-            predicted = predict(bench, cell, model, seconds=_SECONDS).ttft_p50_s
-            found.append(math.log(cell.ttft_s.p50 / predicted) ** 2 if predicted else _MOST_FACTOR)
-    return sum(found) / len(found) if found else 0.0
+    if cell.tpot_s.p50 and predicted.tpot_p50_s:
+        found.append(math.log(cell.tpot_s.p50 / predicted.tpot_p50_s))
+    if cell.harvested_tokens_s and predicted.harvest_s and cell.arm != "users":
+        found.append(math.log(predicted.harvest_s / cell.harvested_tokens_s))
+    return max(-_MOST_MISSED, min(_MOST_MISSED, sum(found) / len(found))) if found else None
 
 
-def _rising(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[tuple[int, float], ...]:
+def _constant(cell: Cell) -> dict[str, object]:
+    return {"arm": "constant", "seats": round(cell.rollouts)}
+
+
+def _waits_missed(bench: Bench, cells: Sequence[Cell], model: EngineModel, seconds: float) -> float:
+    """How far users' first tokens are missed: squares of the logarithms of their median and 95th percentile, and of
+    attainment in points. Pushes make the tail, and prompts are what they cost."""
+    found = 0.0
+    for cell in (cell for cell in cells if cell.requests):
+        predicted = predict(bench, cell, model, seconds=2 * seconds, seeds=_SEEDS)
+        pairs = ((cell.ttft_s.p50, predicted.ttft_p50_s), (cell.ttft_s.p95, predicted.ttft_p95_s))
+        found += sum(math.log(seen / simulated) ** 2 for seen, simulated in pairs if seen and simulated)
+        if cell.attainment is not None and predicted.attainment is not None:
+            found += (_POINT * (cell.attainment - predicted.attainment)) ** 2
+    return found
+
+
+def _rising(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     """A larger batch never takes less."""
-    return tuple(zip(sizes, accumulate(seconds, max), strict=True))
+    return tuple(zip((size for size, _ in points), accumulate((seconds for _, seconds in points), max), strict=True))

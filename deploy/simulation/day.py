@@ -89,6 +89,7 @@ class Day:
         if seats < wanted:  # a smaller batch steps faster, so tokens sink less than seats
             step_s = self._scene.model.step_s
             tokens_s *= min(1.0, seats / wanted * step_s(held + wanted) / step_s(held + seats))
+        tokens_s = min(tokens_s, self.learner.most(TICK_S) / TICK_S)
         return _Moment(rate, running, held, wanted, seats, tokens_s)
 
     def _note(self, moment: _Moment, part: int) -> None:

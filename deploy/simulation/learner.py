@@ -1,5 +1,6 @@
 """The trainer and its gate for a large fleet: groups as amounts, judged a cohort at a time."""
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -38,18 +39,34 @@ class Learner:
         """Samples that the gate lets each of so many replicas generate; None without a gate."""
         if self.training is None:
             return None
-        training = self.training.batch_groups if self._ends_at is not None else 0
-        return max(0.0, self.training.credits - self._waiting - training) * self.shape.group / replicas
+        return self._room(self.training) * self.shape.group / replicas
+
+    def most(self, seconds: float) -> float:
+        """Tokens that the gate lets all replicas generate in so short a time, however many they are."""
+        if self.training is None:
+            return math.inf
+        groups = self._room(self.training) + self.training.batch_groups * seconds / self.training.step_s
+        return groups * self.shape.group * self._each
 
     def generate(self, tokens: float, *, seats: float, now: float, seconds: float) -> None:
         """Samples in `seats` made so many in the `seconds` from `now` on; training steps end and begin in between."""
-        if self.training is None or tokens <= 0:
+        if self.training is None:
             return
-        each = sum(self.shape.tokens) / 2
-        began = now - each * seats * seconds / tokens
-        later = sum(at > began for at in self._since)
-        self._experience.append(_Cohort(tokens / (each * self.shape.group), self.version - later))
+        if tokens > 0:
+            began = now - self._each * seats * seconds / tokens
+            later = sum(at > began for at in self._since)
+            self._experience.append(_Cohort(tokens / (self._each * self.shape.group), self.version - later))
         self._learn(self.training, now, now + seconds)
+
+    @property
+    def _each(self) -> float:
+        """Tokens of a sample, on average."""
+        return sum(self.shape.tokens) / 2
+
+    def _room(self, training: Training) -> float:
+        """Groups that may be in generation."""
+        in_step = training.batch_groups if self._ends_at is not None else 0
+        return max(0.0, training.credits - self._waiting - in_step)
 
     @property
     def _waiting(self) -> float:

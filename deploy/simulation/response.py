@@ -15,9 +15,10 @@ from deploy.simulation.parts import Array
 from deploy.simulation.scene import Scene
 from services.config import AutoscalingConfig, FleetOptions
 
-PART_S = 10.0
-_WARM_S, _SECONDS = 30.0, 240.0
-_LEVELS = 10
+_WARM_S, _SECONDS, _MOST_SECONDS = 30.0, 240.0, 960.0
+_FEWEST_USERS = 150.0
+"""Of a level, as far as _MOST_SECONDS brings them: fewer say little of attainment."""
+_LEVELS, _PARTS = 10, 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,16 @@ def respond(
     alone = one_replica(scene)
     rates = np.linspace(0.0, max(most, 1e-3), _LEVELS)
     stories: list[Story] = []
-    for number, rate in enumerate(rates):
-        seconds = _WARM_S + _SECONDS
-        users = constant(float(rate), seconds=seconds, prompt=prompt, tokens=tokens, seed=scene.seed + number)
-        stories.append(play(alone, users, seconds=_SECONDS, span_s=PART_S, warm_s=_WARM_S))
+    for number, rate in enumerate(map(float, rates)):
+        seconds = _seconds(rate)
+        users = constant(rate, seconds=_WARM_S + seconds, prompt=prompt, tokens=tokens, seed=scene.seed + number)
+        stories.append(play(alone, users, seconds=seconds, span_s=seconds / _PARTS, warm_s=_WARM_S))
         seen((number + 1) / _LEVELS)
     return _response(rates, stories)
+
+
+def _seconds(rate: float) -> float:
+    return min(_MOST_SECONDS, max(_SECONDS, _FEWEST_USERS / rate)) if rate else _SECONDS
 
 
 def one_replica(scene: Scene) -> Scene:
@@ -95,11 +100,11 @@ def _response(rates: Array, stories: Sequence[Story]) -> Response:
     parts = [story.parts for story in stories]
     return Response(
         rates_L=rates,
-        users_LP=np.array([p.users for p in parts]) / PART_S,
-        inside_LP=np.array([p.inside for p in parts]) / PART_S,
-        harvest_L=np.array([p.rollout_tokens.sum() for p in parts]) / _SECONDS,
+        users_LP=np.array([p.users / p.span_s for p in parts]),
+        inside_LP=np.array([p.inside / p.span_s for p in parts]),
+        harvest_L=np.array([p.harvest_s for p in parts]),
         attainment_L=np.array([1.0 if p.attainment is None else p.attainment for p in parts]),
-        user_tokens_L=np.array([p.user_tokens.sum() for p in parts]) / _SECONDS,
+        user_tokens_L=np.array([(p.user_tokens / p.span_s).mean() for p in parts]),
         held_L=np.array([p.held.mean() for p in parts]),
         rollouts_L=np.array([p.rollouts.mean() for p in parts]),
         limit_L=np.array([p.limit.mean() for p in parts]),
