@@ -12,7 +12,7 @@ ATTAINMENT_BAR = 0.02
 """Two percentage points."""
 HARVEST_BAR = 0.15
 """Share of what was measured."""
-_SEEDS = 3
+_SEEDS = 8
 _BARRED = ("users", "guard")
 """Arms that the bars are for; the others are shown."""
 
