@@ -12,7 +12,7 @@ from deploy.simulation.engine_model import EngineModel
 from rollout.errors import ConfigError
 
 _Z95 = 1.645
-_ROUNDS = 4
+_ROUNDS = 3
 _SECONDS = 90.0
 """Of each cell, a round."""
 _SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0)
@@ -21,7 +21,7 @@ _ALIKE = 1.25
 """Batches whose sizes are not farther apart share a point."""
 _MOST_MISSED = 1.0
 """Logarithm by which one round moves a point at most."""
-_SEEDS = 3
+_SEEDS = 6
 """Of the runs that decide between shares: tails vary."""
 _POINT = 10.0
 """A point of attainment weighs as much as a tenth of a wait."""
@@ -42,7 +42,7 @@ def calibrate(
         for turn in range(_ROUNDS):
             model = _closer(bench, cells, model, seconds)
             progress("calibrating", (number + (turn + 1) / _ROUNDS) / len(_SHARES))
-        found.append((_waits_missed(bench, cells, model, seconds), model))
+        found.append((_waits_missed(bench, cells, model), model))
     return min(found, key=lambda pair: pair[0])[1]
 
 
@@ -113,13 +113,13 @@ def _constant(cell: Cell) -> dict[str, object]:
     return {"arm": "constant", "seats": round(cell.rollouts)}
 
 
-def _waits_missed(bench: Bench, cells: Sequence[Cell], model: EngineModel, seconds: float) -> float:
+def _waits_missed(bench: Bench, cells: Sequence[Cell], model: EngineModel) -> float:
     """How far users' first tokens are missed: squares of the logarithms of their median and 95th percentile, and of
     attainment in points. Pushes make the tail, and prompts are what they cost; where users wait for rollouts to end,
     the tail is made of that."""
     found = 0.0
     for cell in (cell for cell in cells if cell.requests and cell.arm != "unguarded"):
-        predicted = predict(bench, cell, model, seconds=2 * seconds, seeds=_SEEDS)
+        predicted = predict(bench, cell, model, seconds=cell.seconds, seeds=_SEEDS)
         pairs = ((cell.ttft_s.p50, predicted.ttft_p50_s), (cell.ttft_s.p95, predicted.ttft_p95_s))
         found += sum(math.log(seen / simulated) ** 2 for seen, simulated in pairs if seen and simulated)
         if cell.attainment is not None and predicted.attainment is not None:
