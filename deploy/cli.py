@@ -15,6 +15,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from deploy.arguments import path, port, positive, with_flags
+from deploy.simulate_arguments import add_simulate
+
 OK, FAILED, USAGE, UNAVAILABLE, STUCK, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 Command = Callable[[argparse.Namespace, list[str]], int]
@@ -132,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_record(commands)
     _add_demo(commands)
     _add_rollout(commands)
-    _add_simulate(commands)
+    add_simulate(commands)
     _add_status(commands)
     _add_doctor(commands)
     version = commands.add_parser("version", help="print the version", description="Print the version.")
@@ -147,50 +150,11 @@ def _with_debug(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
-def _path(text: str) -> Path:
-    """`--dir=~/runs` reaches us with its tilde."""
-    return Path(os.path.expanduser(text))  # noqa: PTH111 - pathlib raises for a `~name` that nobody has
-
-
-def _port(text: str) -> int:
-    return _between(text, 1, 65_535)
-
-
-def _positive(text: str) -> int:
-    return _between(text, 1, sys.maxsize)
-
-
-def _above_zero(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not 0 < number < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0 and below a billion")
-    return number
-
-
-def _between(text: str, low: int, high: int) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number between {low} and {high}") from None
-    if not low <= number <= high:
-        raise argparse.ArgumentTypeError(f"{number} is not between {low} and {high}")
-    return number
-
-
 def _with_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-c", "--config", type=_path, action="append", default=[], metavar="FILE", help="TOML; the last one wins"
+        "-c", "--config", type=path, action="append", default=[], metavar="FILE", help="TOML; the last one wins"
     )
-    _with_flags(parser)
-
-
-def _with_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--all-flags", action="store_true", help="list every dotted flag with its default and limits")
-    parser.epilog = "Every setting is also a flag, for example --train.optimizer.lr 1e-4; --all-flags lists them."
-    parser.set_defaults(takes_flags=True)
+    with_flags(parser)
 
 
 def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -206,7 +170,7 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     _with_config(parser)
     parser.add_argument(
         "--replay",
-        type=_path,
+        type=path,
         metavar="FILE",
         help="train from a recording, without engines, gateway and Redis; the run is called <run>-replay",
     )
@@ -222,7 +186,7 @@ def _add_record(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser = commands.add_parser(
         "record", help="write a run's experience to a file", description=text, allow_abbrev=False
     )
-    parser.add_argument("file", type=_path, metavar="FILE", help="recording to write or to continue")
+    parser.add_argument("file", type=path, metavar="FILE", help="recording to write or to continue")
     parser.add_argument("--follow", action="store_true", help="go on as groups come, until Ctrl-C")
     _with_config(parser)
     parser.set_defaults(run=_record)
@@ -232,25 +196,23 @@ def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     text = "Train a small policy while it serves users, and report."
     parser = commands.add_parser("demo", help="the whole loop on this machine", description=text, allow_abbrev=False)
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint")
-    parser.add_argument("--steps", type=_positive, help="training steps")
+    parser.add_argument("--steps", type=positive, help="training steps")
     parser.add_argument(
         "--recipe",
-        type=_path,
+        type=path,
         metavar="FILE",
         help="TOML laid over the demo's settings, such as deploy/recipes/grpo.toml",
     )
     parser.add_argument(
-        "--dir", type=_path, help="where the run lives (default runs/demo, with a recipe runs/demo-<its name>)"
+        "--dir", type=path, help="where the run lives (default runs/demo, with a recipe runs/demo-<its name>)"
     )
-    _with_flags(parser)
+    with_flags(parser)
     parser.set_defaults(run=_demo)
 
 
 def _with_gateway(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="gateway (default: the local fleet's, else http://127.0.0.1:8000)")
-    parser.add_argument(
-        "--state-dir", type=_path, default=Path("runs/.nightshift"), help="where serve keeps its tokens"
-    )
+    parser.add_argument("--state-dir", type=path, default=Path("runs/.nightshift"), help="where serve keeps its tokens")
     parser.add_argument("--fleet-name", default="fleet", help="which local fleet")
 
 
@@ -261,7 +223,7 @@ def _add_rollout(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "submit", help="submit prompts; prints the id", description="Submit prompts; prints the id."
     )
     submit.add_argument(
-        "file", type=_path, nargs="?", help="JSONL: prompt, messages or prompt_ids; other keys are metadata"
+        "file", type=path, nargs="?", help="JSONL: prompt, messages or prompt_ids; other keys are metadata"
     )
     submit.add_argument("-p", "--prompt", action="append", default=[], help="a prompt; may be repeated")
     submit.add_argument("-n", "--n", type=int, default=1, help="samples a prompt (default 1)")
@@ -286,49 +248,6 @@ def _add_rollout(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         _with_debug(verb)
 
 
-def _add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    text = (
-        "What a fleet would harvest beside the users of a trace, and what those would feel. Nothing is started. See"
-        " docs/simulate.md."
-    )
-    parser = commands.add_parser(
-        "simulate", help="what a fleet would harvest, and at what risk", description=text, allow_abbrev=False
-    )
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--trace", type=_path, metavar="FILE", help="users: arrivals or rates, JSONL or CSV")
-    what.add_argument("--example-trace", action="store_true", help="print a trace of a day to begin with")
-    what.add_argument("--calibrate", type=_path, metavar="BENCH", help="print the engine of a run of bench-coserve")
-    what.add_argument(
-        "--validate", type=_path, metavar="BENCH", help="hold the simulator against a run of bench-coserve"
-    )
-    parser.add_argument("--replicas", type=_positive, default=1, help="the most there are (default 1)")
-    parser.add_argument("--hours", type=_above_zero, default=24.0, help="of the trace, from its beginning (default 24)")
-    parser.add_argument(
-        "--settings", type=_path, metavar="FILE", help="TOML as for serve: fleet.harvest, fleet.slo, ..."
-    )
-    parser.add_argument(
-        "--engine", type=_path, metavar="FILE", help="as --calibrate prints it (default: a small CPU one)"
-    )
-    parser.add_argument("--train-step-s", type=_above_zero, help="with a trainer whose steps take so long")
-    parser.add_argument(
-        "--push-every-s", type=_above_zero, default=60.0, help="without a trainer: new weights so often"
-    )
-    parser.add_argument(
-        "--way", choices=["requests", "replicas"], help="simulate every request, or one replica at each load"
-    )
-    parser.add_argument(
-        "--sweep", action="store_true", help="other headrooms, reserves and budgets beside these settings"
-    )
-    parser.add_argument("--json", type=_path, metavar="FILE", help="write all figures")
-    parser.add_argument("--plot", type=_path, metavar="FILE", help="draw the day as PNG")
-    parser.add_argument("--out", type=_path, metavar="FILE", help="write the engine of --calibrate")
-    parser.add_argument("--load", default="50", help="of the run, to calibrate with (default 50)")
-    parser.add_argument("--peak", type=_above_zero, default=3.0, help="users a second at most, of --example-trace")
-    parser.add_argument("--seed", type=int, default=0)
-    _with_flags(parser)
-    parser.set_defaults(run=_simulate)
-
-
 def _add_status(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("status", help="the fleet, its queues and its ledger", description="Ask the gateway.")
     _with_gateway(parser)
@@ -341,9 +260,9 @@ def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "doctor", help="check this machine", description="Check this machine and say what to do."
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.add_argument("--port", type=_port, default=8000, help="port the gateway would use (default 8000)")
-    parser.add_argument("--model", type=_path, help="also check this model directory")
-    parser.add_argument("--state-dir", type=_path, default=Path("runs/.nightshift"), help="where serve keeps its state")
+    parser.add_argument("--port", type=port, default=8000, help="port the gateway would use (default 8000)")
+    parser.add_argument("--model", type=path, help="also check this model directory")
+    parser.add_argument("--state-dir", type=path, default=Path("runs/.nightshift"), help="where serve keeps its state")
     parser.set_defaults(run=_doctor)
 
 
@@ -396,12 +315,6 @@ def _rollout_cancel(args: argparse.Namespace, _flags: list[str]) -> int:
     from deploy.rollouts import cancel
 
     return cancel(args)
-
-
-def _simulate(args: argparse.Namespace, flags: list[str]) -> int:
-    from deploy.simulate import run as simulate
-
-    return simulate(args, flags)
 
 
 def _status(args: argparse.Namespace, _flags: list[str]) -> int:

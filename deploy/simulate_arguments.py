@@ -1,0 +1,52 @@
+"""Arguments of `nightshift simulate`."""
+
+import argparse
+
+from deploy.arguments import above_zero, path, positive, with_flags
+
+
+def add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = (
+        "What a fleet would harvest beside the users of a trace, and what those would feel. Nothing is started. See"
+        " docs/simulate.md."
+    )
+    parser = commands.add_parser(
+        "simulate", help="what a fleet would harvest, and at what risk", description=text, allow_abbrev=False
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--trace", type=path, metavar="FILE", help="users: arrivals or rates, JSONL or CSV")
+    what.add_argument("--example-trace", action="store_true", help="print a trace of a day to begin with")
+    what.add_argument("--calibrate", type=path, metavar="BENCH", help="print the engine of a run of bench-coserve")
+    what.add_argument(
+        "--validate", type=path, metavar="BENCH", help="hold the simulator against a run of bench-coserve"
+    )
+    parser.add_argument("--replicas", type=positive, default=1, help="the most there are (default 1)")
+    parser.add_argument("--hours", type=above_zero, default=24.0, help="of the trace, from its beginning (default 24)")
+    parser.add_argument(
+        "--settings", type=path, metavar="FILE", help="TOML as for serve: fleet.harvest, fleet.slo, ..."
+    )
+    parser.add_argument(
+        "--engine", type=path, metavar="FILE", help="as --calibrate prints it (default: a small CPU one)"
+    )
+    parser.add_argument("--train-step-s", type=above_zero, help="with a trainer whose steps take so long")
+    parser.add_argument("--push-every-s", type=above_zero, default=60.0, help="without a trainer: new weights so often")
+    parser.add_argument(
+        "--way", choices=["requests", "replicas"], help="simulate every request, or one replica at each load"
+    )
+    parser.add_argument(
+        "--sweep", action="store_true", help="other headrooms, reserves and budgets beside these settings"
+    )
+    parser.add_argument("--json", type=path, metavar="FILE", help="write all figures")
+    parser.add_argument("--plot", type=path, metavar="FILE", help="draw the day as PNG")
+    parser.add_argument("--out", type=path, metavar="FILE", help="write the engine of --calibrate")
+    parser.add_argument("--load", default="50", help="of the run, to calibrate with (default 50)")
+    parser.add_argument("--peak", type=above_zero, default=3.0, help="users a second at most, of --example-trace")
+    parser.add_argument("--seed", type=int, default=0)
+    with_flags(parser)
+    parser.set_defaults(run=_simulate)
+
+
+def _simulate(args: argparse.Namespace, flags: list[str]) -> int:
+    from deploy.simulate import run as simulate
+
+    return simulate(args, flags)
