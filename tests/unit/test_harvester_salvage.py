@@ -1,0 +1,151 @@
+"""What there is of a sample outlives its seat, its replica and its engine."""
+
+import asyncio
+
+from rollout.errors import RewardError
+from rollout.salvage import Chunk, assembled
+from rollout.types import FinishReason, GroupState, Partial, Sampling, VersionSpan
+from tests.harvest_stand import Stand, request
+
+
+async def test_a_sample_that_gives_its_seat_to_a_user_goes_on_where_it_was() -> None:
+    stand = Stand(capacity=2)
+    stand.engine.open.clear()
+    stand.engine.written = 5
+    submission = await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20, seed=9))])
+    async with stand.running():
+        while len(stand.engine.running) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        stand.seats.resize(1, most=1)
+        while len(stand.engine.running) > 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        stand.engine.version = 4
+        stand.engine.open.set()
+        await stand.until(submission.group_ids[0], GroupState.DELIVERED)
+    (status,) = await stand.queue.status(submission.group_ids, with_groups=True)
+    assert status is not None
+    assert status.group is not None
+    assert status.attempt == 1
+    first, second = (sample.segments[0] for sample in status.group.samples_G)
+    assert first.response_ids_T.tolist() == [7] * 6 + [8]
+    assert second.response_ids_T.tolist() == [7] * 11 + [8]
+    assert second.version_spans == (VersionSpan(3, 0, 5), VersionSpan(4, 5, 12))
+    assert stand.engine.prompts[-1] == (1, 2) + (7,) * 5
+    assert len(set(stand.engine.seeds)) == 3
+    tally = stand.harvester.tally
+    assert (tally.generated, tally.cuts, tally.salvaged, tally.prefilled_again, tally.lost) == (19, 1, 5, 7, 0)
+
+
+async def test_tokens_outlive_a_replica_that_is_killed_or_stops() -> None:
+    stand = Stand(capacity=2)
+    stand.engine.open.clear()
+    stand.engine.written = 8
+    submission = await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20, seed=9)) for _ in range(2)])
+    async with stand.running():
+        await stand.engine.started.wait()
+        await asyncio.sleep(0.25)
+        assert left_behind(stand, submission.group_ids[0]) == [8, 8]  # a kill now would cost nothing
+        stand.engine.written = 11
+    assert left_behind(stand, submission.group_ids[0]) == [11, 11]
+    assert stand.harvester.tally.lost == 0
+    assert not stand.engine.running
+
+
+async def test_tokens_outlive_an_engine_that_dies() -> None:
+    stand = Stand(capacity=2)
+    stand.engine.open.clear()
+    stand.engine.written = 5
+    submission = await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20, seed=9))])
+    async with stand.running():
+        await stand.engine.started.wait()
+        stand.fleet.allowed = ()
+        stand.engine.fail, stand.engine.dead = RuntimeError("the engine core died"), True
+        stand.engine.open.set()
+        await stand.queued()
+    assert left_behind(stand, submission.group_ids[0]) == [5, 5]
+    assert stand.harvester.tally.lost == 0
+
+
+async def test_a_failed_sample_takes_what_was_salvaged_with_it_and_a_failed_reward_does_not() -> None:
+    for cause, kept in ((RuntimeError("an output that cannot be read"), []), (RewardError("verifier broke"), [2, 2])):
+        stand = Stand(capacity=2, max_failures=9)
+        stand.engine.fail = None if kept else cause
+        stand.rewards.fail = RewardError("verifier broke") if kept else None
+        submission = await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20, seed=9))])
+        async with stand.running():
+            await stand.engine.started.wait()
+            stand.fleet.allowed = ()
+            await stand.queued()
+        assert left_behind(stand, submission.group_ids[0]) == kept
+
+
+async def test_salvage_is_taken_up_unless_the_trainer_would_find_it_too_old() -> None:
+    half = Partial((7, 7), (-1.0, -1.0), (VersionSpan(2, 0, 2),))
+    done = Partial((7, 8), (-1.0, -1.0), (VersionSpan(1, 0, 2),), FinishReason.STOP)
+    for max_age, prompts in ((None, [(1, 2, 7, 7)]), (1, [(1, 2, 7, 7), (1, 2)])):
+        stand = Stand(capacity=2)
+        stand.queue.max_age = max_age
+        await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20))])
+        (lease,) = await stand.queue.lease("earlier", count=1, lease_s=9)
+        await stand.queue.salvage(lease, [Chunk(0, 1, 0, half), Chunk(1, 1, 0, done)])
+        await stand.queue.release(lease, reason="stopped")
+        async with stand.running():
+            await stand.until(lease.group_id, GroupState.DELIVERED)
+        assert stand.engine.prompts == prompts
+
+
+async def test_what_came_before_weights_that_fail_their_check_is_salvaged_and_no_more() -> None:
+    stand = Stand(capacity=1)
+    stand.engine.open.clear()
+    stand.engine.written = 5
+    submission = await stand.queue.submit([request(n=1, sampling=Sampling(max_tokens=20))])
+    async with stand.running():
+        await stand.engine.started.wait()
+        stand.seats.resize(0, most=0)
+        await stand.engine.idle.wait()
+        stand.fleet.checked.clear()
+        stand.engine.version = 4
+        stand.seats.resize(1, most=1)
+        while not stand.engine.running:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        stand.fleet.allowed = ()
+        stand.harvester.give_up("version 4 is not verified", 4)
+        stand.fleet.checked.set()
+        await stand.queued()
+    assert left_behind(stand, submission.group_ids[0]) == [5]
+    assert stand.harvester.tally.lost == 5
+
+
+async def test_a_group_without_a_seat_is_left_to_other_replicas() -> None:
+    stand = Stand(capacity=2, give_back_s=0.15)
+    stand.engine.open.clear()
+    stand.engine.written = 3
+    submission = await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20))])
+    async with stand.running():
+        while len(stand.engine.running) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        stand.seats.resize(0, most=0)
+        await stand.queued()
+        assert stand.seats.waiting == 0
+    assert left_behind(stand, submission.group_ids[0]) == [3, 3]
+
+
+async def test_a_queue_that_keeps_nothing_more_gets_its_groups_back_all_the_same() -> None:
+    stand = Stand(capacity=2)
+    stand.engine.open.clear()
+    stand.engine.written = 12
+    stand.queue.full = True
+    await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20))])
+    async with stand.running():
+        await stand.engine.started.wait()
+        await asyncio.sleep(0.45)
+        assert stand.queue.refused == 1  # and is not asked ten times a second
+    ledger = await stand.queue.ledger()
+    assert (ledger.queued, ledger.leased) == (1, 0)
+    assert stand.harvester.tally.lost == 24
+
+
+def left_behind(stand: Stand, group_id: str) -> list[int]:
+    """Tokens of each sample that the queue keeps."""
+    kept = assembled(stand.queue._records[group_id].chunks.values())
+    return [len(sample.part.token_ids) for _, sample in sorted(kept.items())]
