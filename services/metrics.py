@@ -11,6 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from rollout.board import Heartbeat
+from rollout.percentile import percentile
 from rollout.queue import Ledger, QueueStats
 
 _WINDOW = 1024
@@ -31,10 +32,7 @@ class Quantiles:
 
 def quantiles(values: Sequence[float]) -> Quantiles:
     """Nearest-rank median and 95th percentile."""
-    ranked = sorted(values)
-    if not ranked:
-        return Quantiles(0, None, None)
-    return Quantiles(len(ranked), *(ranked[min(len(ranked) - 1, int(q * len(ranked)))] for q in (0.5, 0.95)))
+    return Quantiles(len(values), percentile(values, 0.5), percentile(values, 0.95))
 
 
 class UserLatency:

@@ -1,11 +1,12 @@
 """What users of one engine felt lately."""
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-_RANK = 0.95
+from rollout.percentile import percentile
+
+_SHARE = 0.95
 _FEWEST_REQUESTS = 20
 """Of fewer the percentile would be the slowest, and one user with a long prompt would speak for all."""
 _FEWEST_TOKENS, _SHORTEST_S = 8, 1.0
@@ -71,13 +72,13 @@ class UserWindow:
         of all that wait; but no more than the worst of what came up after `since`, and None where nothing did."""
         waiting = [now - max(t.arrived, still) for t in self._live.values() if t.first is None]
         fresh = [first.ttft_s for first in self._firsts if first.arrived >= since] + waiting
-        all_of_them = percentile([first.ttft_s for first in self._firsts] + waiting)
+        all_of_them = percentile([first.ttft_s for first in self._firsts] + waiting, _SHARE)
         return None if all_of_them is None or not fresh else min(all_of_them, max(fresh))
 
     def tpot_s(self, now: float, since: float) -> float | None:
         """95th percentile over requests of the mean time between the tokens they got after `since`."""
         paces = (self._pace(name, marks, now, since) for name, marks in self._marks.items())
-        return percentile([pace for pace in paces if pace is not None])
+        return percentile([pace for pace in paces if pace is not None], _SHARE)
 
     def _pace(self, name: str, marks: Sequence[_Mark], now: float, since: float) -> float | None:
         seen = [mark for mark in marks if mark.at >= since]
@@ -99,13 +100,3 @@ class UserWindow:
                 marks.popleft()
             if not marks:
                 del self._marks[name]
-
-
-def percentile(values: Sequence[float]) -> float | None:
-    """The 95th, by nearest rank; None of nothing.
-
-    >>> percentile([0.3, 0.1, 0.2]), percentile([float(i) for i in range(1, 101)])
-    (0.3, 95.0)
-    """
-    ranked = sorted(values)
-    return ranked[math.ceil(_RANK * len(ranked)) - 1] if ranked else None

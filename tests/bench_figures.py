@@ -10,6 +10,7 @@ from deploy.simulation.engine_model import EngineModel
 from deploy.simulation.live import Story, constant, play
 from deploy.simulation.trace import RatePoint
 from deploy.simulation.users import arrivals
+from rollout.percentile import percentile
 
 SEATS, SEED, PUSH_EVERY_S = 32, 1, 20.0
 CAPACITY = 4.0
@@ -70,5 +71,4 @@ def _measured(story: Story) -> dict[str, Any]:
 
 
 def _percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    ranked = sorted(values)
-    return {f"p{share}": ranked[share * len(ranked) // 100] if ranked else None for share in (50, 95)}
+    return {f"p{share}": percentile(values, share / 100) for share in (50, 95)}

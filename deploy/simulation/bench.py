@@ -1,21 +1,19 @@
 """A measured run to calibrate with and to be held against: what `make bench-coserve` writes."""
 
-import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from deploy.config import describe
 from deploy.simulation.engine_model import EngineModel
+from deploy.simulation.json_file import read_json
 from deploy.simulation.live import constant, play
 from deploy.simulation.scene import Scene
 from deploy.simulation.trace import Arrival, RatePoint
 from deploy.simulation.users import arrivals
-from rollout.errors import ConfigError
+from rollout.percentile import percentile
 from services.config import FleetOptions
 from services.slo import SloConfig
 
@@ -119,14 +117,7 @@ class Bench(BaseModel):
 
 def read_bench(path: Path) -> Bench:
     """Raises ConfigError where it cannot be read, or a run was ended before it had measured enough."""
-    try:
-        return Bench.model_validate(json.loads(path.read_text()))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {describe(error)}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+    return read_json(path, Bench)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +148,9 @@ def predict(bench: Bench, cell: Cell, model: EngineModel, *, seconds: float, see
     return Predicted(
         attainment=None if None in shares else sum(share or 0.0 for share in shares) / seeds,
         harvest_s=sum(story.parts.harvest_s for story in stories) / seeds,
-        ttft_p50_s=_percentile(waits, 0.5),
-        ttft_p95_s=_percentile(waits, 0.95),
-        tpot_p50_s=_percentile([second for story in stories for second in story.tpot_s], 0.5),
+        ttft_p50_s=percentile(waits, 0.5),
+        ttft_p95_s=percentile(waits, 0.95),
+        tpot_p50_s=percentile([second for story in stories for second in story.tpot_s], 0.5),
     )
 
 
@@ -209,9 +200,3 @@ def _users(bench: Bench, cell: Cell) -> Iterator[Arrival]:
     ]
     warm = replace(points[0], time=0.0)
     return arrivals([warm, *points], seconds=until, seed=seed)
-
-
-def _percentile(values: list[float], share: float) -> float | None:
-    """Nearest rank; None of nothing."""
-    ranked = sorted(values)
-    return ranked[math.ceil(len(ranked) * share) - 1] if ranked else None

@@ -1,15 +1,13 @@
 """How long an engine's steps take: what a simulated replica knows of its hardware and its model."""
 
-import json
 from bisect import bisect_right
 from itertools import pairwise
 from pathlib import Path
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
-from deploy.config import describe
+from deploy.simulation.json_file import read_json
 from rollout.config import Settings
-from rollout.errors import ConfigError
 from services.idle_speed import IdleSpeed
 
 _PROBE_PROMPT, _PROBE_TOKENS = 24, 16
@@ -99,11 +97,4 @@ class EngineModel(Settings):
 
 def read_engine(path: Path) -> EngineModel:
     """An engine as `--calibrate` writes it. Raises ConfigError."""
-    try:
-        return EngineModel.model_validate(json.loads(path.read_text()))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {describe(error)}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+    return read_json(path, EngineModel)

@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 import psutil
+from fleet_toml import fleet_toml
 
 from deploy.config import load
 from deploy.local import LocalFleet
@@ -25,15 +26,6 @@ from rollout.redis_store import RedisStore
 from rollout.types import Purpose, RewardSpec, RolloutRequest, Sampling
 
 _TEMPLATE = """\
-run = "bench"
-fleet_name = "bench"
-state_dir = {state}
-[model]
-path = {model}
-[redis]
-dir = {redis}
-[fleet.gateway]
-port = {port}
 [fleet.engine]
 dtype = {dtype}
 max_model_len = 512
@@ -158,11 +150,7 @@ class BenchFleet:
 
     def _write(self, loop: Loop) -> Path:
         values = {
-            "state": str(self._directory / "state"),
-            "redis": str(self._directory / "redis"),
             "runs": str(self._directory / "runs"),
-            "port": self._port,
-            "model": str(loop.model.absolute()),
             "dtype": loop.dtype,
             "train": str(loop.prompts.absolute()),
             "reward": loop.reward.name,
@@ -171,7 +159,8 @@ class BenchFleet:
         }
         params = "{ " + ", ".join(f"{k} = {json.dumps(v)}" for k, v in loop.reward.params.items()) + " }"
         path = self._directory / "bench.toml"
-        path.write_text(_TEMPLATE.format(**{k: json.dumps(v) for k, v in values.items()}, params=params))
+        head = fleet_toml(self._directory, model=loop.model, port=self._port)
+        path.write_text(head + _TEMPLATE.format(**{k: json.dumps(v) for k, v in values.items()}, params=params))
         return path
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.bench.coserve.answers import Answer, percentile, tokens_between
+from rollout.percentile import percentile
+from tests.bench.coserve.answers import Answer, tokens_between
 from tests.bench.coserve.slo import TARGET, CapacitySearch, Slo, attainment, slo_of
 
 

@@ -153,7 +153,7 @@ async def test_time_to_first_token_and_per_token_are_those_of_the_stream() -> No
 def test_quantiles_are_of_what_was_seen() -> None:
     assert quantiles([]).p50 is None
     assert (quantiles([3.0]).p50, quantiles([3.0]).p95) == (3.0, 3.0)
-    assert (quantiles(range(100)).p50, quantiles(range(100)).p95) == (50, 95)
+    assert (quantiles(range(100)).p50, quantiles(range(100)).p95) == (49, 94)
 
 
 async def test_prompts_without_max_tokens_share_what_the_longest_leaves_room_for() -> None:

@@ -38,16 +38,6 @@ class Answer:
         return max((after - since for since, after in waits if since < stop and after > start), default=None)
 
 
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """Nearest rank; None of nothing.
-
-    >>> percentile([3.0, 1.0, 2.0], 0.5), percentile([1.0], 0.99), percentile([], 0.5)
-    (2.0, 1.0, None)
-    """
-    ranked = sorted(values)
-    return ranked[max(0, math.ceil(share * len(ranked)) - 1)] if ranked else None
-
-
 def tokens_between(answers: Sequence[Answer], start: float, stop: float) -> float:
     """Tokens that came in [start, stop): each answer's are spread evenly over its chunks."""
     return sum(

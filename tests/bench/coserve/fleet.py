@@ -2,12 +2,12 @@
 settings while it runs."""
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
 from deploy.config import load
 from deploy.local import LocalFleet
+from tests.bench.fleet_toml import fleet_toml
 
 from .arms import Settings
 from .users import Door
@@ -16,15 +16,6 @@ _RECONFIGURE_S = 30.0
 # float32: processors without bfloat16 instructions compute it the slower way. Small blocks: what a cut sample has is
 # found in the prefix cache but for the last of them.
 _TEMPLATE = """\
-run = "bench"
-fleet_name = "bench"
-state_dir = {state}
-[model]
-path = {model}
-[redis]
-dir = {redis}
-[fleet.gateway]
-port = {port}
 [fleet.engine]
 dtype = "float32"
 max_model_len = 512
@@ -41,9 +32,7 @@ class CoserveFleet:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / "bench.toml"
-        values = {"state": directory / "state", "model": model.absolute(), "redis": directory / "redis"}
-        quoted = {name: json.dumps(str(value)) for name, value in values.items()}
-        path.write_text(_TEMPLATE.format(**quoted, port=port, seats=seats))
+        path.write_text(fleet_toml(directory, model=model, port=port) + _TEMPLATE.format(seats=seats))
         self._local = LocalFleet(load([path]), progress=lambda phase: print(f"starting {phase}", flush=True))
 
     def __enter__(self) -> "CoserveFleet":

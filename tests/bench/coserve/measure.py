@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollout.board import Heartbeat
+from rollout.percentile import percentile
 
-from .answers import Answer, percentile, tokens_between
+from .answers import Answer, tokens_between
 from .arms import Cell
 from .beats import Beat, blocks, harvest_rate
 from .bootstrap import interval

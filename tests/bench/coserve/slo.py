@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .answers import Answer, percentile
+from rollout.percentile import percentile
+
+from .answers import Answer
 
 FACTOR = 3.0
 """SLO beside the p95 of users alone, one at a time."""
