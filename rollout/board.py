@@ -88,7 +88,7 @@ class Heartbeat:
     rollout_prefilled_again: int = 0
     """Prompt and response tokens computed once more to go on from those."""
     rollout_lost: int = 0
-    """Response tokens generated here and neither handed in nor salvaged."""
+    """Response tokens that samples had here, of an earlier attempt too, neither handed in nor salvaged."""
     sharing: str = "live"
     """How its fleet shares engines between users and rollouts: `adapter` takes LoRA adapters, all others weights."""
     max_lora_rank: int | None = None

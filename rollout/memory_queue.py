@@ -148,7 +148,9 @@ class MemoryQueue:
         for chunk in chunks:
             encode_partial(chunk.part)  # checks it
         record = self._holding(lease)
-        record.chunks = {chunk.name: chunk for chunk in chunks} | record.chunks
+        newest = {index: max(c.origin for c in chunks if c.index == index) for index in {c.index for c in chunks}}
+        kept = {chunk.name: chunk for chunk in chunks} | record.chunks
+        record.chunks = {name: c for name, c in kept.items() if c.origin >= newest.get(c.index, 0)}
 
     async def complete(self, lease: Lease, group: Group) -> None:
         check_group(group)

@@ -1,8 +1,8 @@
 """What there is of a group's unfinished samples, kept in the queue chunk by chunk and put together by whoever goes on.
 
-A chunk is written once and never shortened, so a late or repeated write changes nothing. Its name says which tokens it
-holds: those from `start` on of sample `index`, in the history that `origin` numbers. A sample that starts
-anew begins a new history, and the newest one counts.
+A chunk is written once, so a late or repeated write changes nothing. Its name says which tokens it holds: those from
+`start` up to `stop` of sample `index`, in the history that `origin` numbers; chunks may overlap. A sample that starts
+anew begins a new history: the newest one counts, and the queue forgets those before it.
 """
 
 from collections.abc import Iterable
@@ -27,16 +27,18 @@ class Chunk:
     @property
     def name(self) -> str:
         """Unique within a group."""
-        return f"{self.index}:{self.origin}:{self.start}"
+        return f"{self.index}:{self.origin}:{self.start}:{self.start + tokens(self.part)}"
 
     @classmethod
     def named(cls, name: str, part: Partial) -> "Chunk":
-        """Raises CodecError for what is no chunk's name."""
+        """Raises CodecError for what is no chunk's name, or another one's."""
         try:
-            index, origin, start = map(int, name.split(":"))
+            index, origin, start, _ = map(int, name.split(":"))
         except ValueError as error:
             raise CodecError(f"{name!r} names no chunk") from error
-        return cls(index, origin, start, part)
+        if (chunk := cls(index, origin, start, part)).name != name:
+            raise CodecError(f"{name!r} names a chunk that is {chunk.name!r}")
+        return chunk
 
 
 @dataclass(frozen=True, slots=True)

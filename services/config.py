@@ -300,6 +300,11 @@ class FleetOptions(Settings):
             raise ValueError(
                 f"harvest.user_reserve={reserve} leaves no seat of engine.max_num_seqs={seats} for rollouts"
             )
+        if self.slo.guards and not self.harvest.preempt:
+            raise ValueError(
+                f"slo.ttft_s={self.slo.ttft_s}, tpot_s={self.slo.tpot_s} cannot be kept with harvest.preempt=false: a"
+                " miss takes seats from rollouts"
+            )
         return self
 
 

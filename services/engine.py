@@ -4,11 +4,12 @@ start: rewards -> engine -> rehearsal -> [heartbeat | vitals | reconcile | harve
 """
 
 import asyncio
+import math
 import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,9 @@ class Replica:
     def __init__(self, config: FleetConfig, engine: VllmEngine, store: RedisStore, rewards: RewardPool) -> None:
         """`rewards` are checked already, and closed by `stop`."""
         self.name = replica_name(socket.gethostname(), os.getpid(), uuid.uuid4().hex[:8])
-        self._config = config
+        self._config = self._built_with = config
+        self._refused = ""
+        """Why the newest `user_config` is not in force."""
         self._engine = engine
         self._store = store
         self._board = RedisBoard(store)
@@ -150,13 +153,21 @@ class Replica:
             await self._board.retire(self._config.fleet, self.name)
         await self._store.close()
 
-    def reconfigure(self, config: FleetConfig) -> None:
-        """Share the engine by these settings from now on; see `config.reconfigured` for which may differ.
+    def reconfigure(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Share the engine from now on by what the replica was built with and these changes, see `config.reconfigured`.
 
-        Raises ConfigError for an SLO that the engine cannot meet.
+        What is refused changes nothing and is shown as the replica's detail: to raise it would have Serve replace a
+        replica that serves users, and its successor would meet the same.
         """
-        self.keeper.configure(config.harvest, config.slo)
-        self._config = config
+        try:
+            config = reconfigured(self._built_with, changes)
+            self.keeper.configure(config.harvest, config.slo)
+        except ValueError as error:
+            self._refused = f"user_config is not in force: {error}"
+            _log.error("settings_refused", error=str(error))
+        else:
+            self._config, self._refused = config, ""
+        self.reconciler.news.set()
 
     def check(self) -> None:
         """Raises ReplicaUnhealthy when the engine cannot be used any more or a loop has ended."""
@@ -221,7 +232,7 @@ class Replica:
             pushes=tuple(self.reconciler.pushes),
             started_at=self._started_at,
             sent_at=time.time(),
-            detail=condition.reason or self.reconciler.detail,
+            detail=condition.reason or self.reconciler.detail or self._refused,
             pinned=None if condition.state is ReplicaState.DEAD else self.reconciler.pinned,
             rollout_cuts=tally.cuts,
             rollout_salvaged=tally.salvaged,
@@ -260,9 +271,14 @@ class Replica:
         self._load = UserLoad(
             speed,
             window_s=self._config.autoscaling.rate_window_s,
-            rollouts=lambda: None if self.keeper.seats.held else self.harvester.tally.generated,
+            others=self._beside_users,
             clock=time.perf_counter,
         )
+
+    def _beside_users(self) -> tuple[int, float] | None:
+        """See `UserLoad`: rollouts, and pauses for new weights."""
+        still = self._swap.still_until
+        return None if self.keeper.seats.held or math.isinf(still) else (self.harvester.tally.generated, still)
 
     async def _beat(self) -> None:
         news = self.reconciler.news
@@ -289,8 +305,18 @@ class Replica:
         for run in await self._board.runs(self._config.fleet):
             if run not in self._queues:
                 self._queues[run] = RedisQueue(self._store, run)
-        depths = [await queue.stats() for queue in self._queues.values()]
-        self._rollouts_waiting = sum(sum(depth.queued.values()) for depth in depths)
+        self._rollouts_waiting = await self._leasable_groups()
+
+    async def _leasable_groups(self) -> int:
+        """That wait in the queues and that this replica may lease; 0 where no rollout may have a seat."""
+        if self._config.harvest.max_seats == 0:
+            return 0
+        waiting = 0
+        for run, queue in self._queues.items():
+            if purposes := self.purposes(run):
+                queued = (await queue.stats()).queued
+                waiting += sum(queued.get(purpose, 0) for purpose in purposes)
+        return waiting
 
 
 class EngineServer(LLMServer):  # type: ignore[misc]
@@ -325,12 +351,9 @@ class EngineServer(LLMServer):  # type: ignore[misc]
         await self._replica.start()
 
     async def reconfigure(self, user_config: dict[str, dict[str, Any]]) -> None:
-        """Serve's `user_config`: what differs from the settings the fleet was built with, without a restart.
-
-        Raises ValueError, see `config.reconfigured`, and ConfigError for an SLO that the engine cannot meet.
-        """
+        """Serve's `user_config`: what differs from the settings the fleet was built with, without a restart."""
         if self._replica is not None:
-            self._replica.reconfigure(reconfigured(self._fleet, user_config))
+            self._replica.reconfigure(user_config)
 
     async def _give_users_their_adapter(self, engine: VllmEngine) -> None:
         if (adapter := self._fleet.sharing.user_adapter) is not None:

@@ -72,7 +72,6 @@ class _Held:
     lease: Lease
     work: GroupWork
     task: asyncio.Task[None] = field(init=False)
-    lost: bool = False
     given_up: str = ""
     """Why it is being given back."""
     untrusted: set[int] = field(default_factory=set)
@@ -218,8 +217,8 @@ class Harvester:
         except LeaseLost as error:
             _log.info("lease_lost", group=held.lease.group_id, error=str(error))
             self.tally.lost += held.work.unsaved
-        except asyncio.CancelledError:  # lost to another, or no time left for a farewell
-            self.tally.lost += held.work.unsaved
+        except asyncio.CancelledError:
+            pass  # `_lose` has counted it
         except Exception as error:
             await self._fail(held, error)
 
@@ -269,7 +268,7 @@ class Harvester:
     def _mind_waiting(self, held: _Held) -> None:
         """A group that has had no seat for a while may find one on another replica."""
         now = time.monotonic()
-        if not held.work.waits:
+        if not held.work.waits or self._seats.held < self._seats.capacity:  # or it waits for others' prefill alone
             held.idle_since = None
         elif held.idle_since is None:
             held.idle_since = now
@@ -303,8 +302,12 @@ class Harvester:
         held.work.part()
 
     def _lose(self, held: _Held) -> None:
-        """Abort work on a lease that is another's now; there is nothing left to give back."""
-        held.lost = True
+        """Abort work on a lease that is another's now, or for whose farewell no time is left."""
+        if held.task.done():
+            return
+        # a request that is cancelled takes what it has with it
+        self.tally.generated += held.work.in_flight
+        self.tally.lost += held.work.unsaved
         held.task.cancel()
 
     async def _renew_forever(self) -> None:
@@ -335,7 +338,7 @@ class Harvester:
         if held:
             await asyncio.wait([one.task for one in held], timeout=_FAREWELL_S)
         for one in held:
-            one.task.cancel()
+            self._lose(one)
         await asyncio.gather(*(one.task for one in held), return_exceptions=True)
         for queue in {id(q): q for q in (*self._fleet.queues(), *(h.queue for h in held))}.values():
             with suppress(StoreUnavailable):

@@ -82,7 +82,7 @@ class Tally:
     prefilled_again: int = 0
     """Prompt and response tokens given to the engine once more to go on from those; its prefix cache may have some."""
     lost: int = 0
-    """Generated here and neither handed in nor salvaged."""
+    """That samples had here, of an earlier attempt too, and that went nowhere: neither handed in nor salvaged."""
 
 
 class SampleRun:

@@ -73,14 +73,15 @@ class SeatKeeper:
         self._idle = idle
 
     def configure(self, harvest: HarvestConfig, slo: SloConfig) -> None:
-        """Other settings from now on; what was learned under the old ones is forgotten.
+        """Other settings from now on; what was learned under another SLO is forgotten.
 
         Raises ConfigError, and changes nothing, for an SLO that the idle engine cannot meet.
         """
         check_attainable(slo, self._idle)
+        if slo != self._slo:
+            self._window = UserWindow(slo.window_s)
+            self._guard = Guard(limit=harvest.user_reserve + 1.0, since=self._clock())
         self._harvest, self._slo = harvest, slo
-        self._window = UserWindow(slo.window_s)
-        self._guard = Guard(limit=harvest.user_reserve + 1.0, since=self._clock())
         self.resize()
 
     def resize(self) -> None:

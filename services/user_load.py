@@ -71,13 +71,13 @@ class UserLoad:
         speed: IdleSpeed,
         *,
         window_s: float,
-        rollouts: Callable[[], int | None],
+        others: Callable[[], object | None],
         clock: Callable[[], float],
     ) -> None:
-        """`rollouts` is how many rollout tokens the replica has ever generated, None while it generates some; `clock`
-        counts seconds."""
+        """`others` tells what else the engine did: the same at two times between which it did nothing, and None while
+        it does; `clock` counts seconds."""
         self._speed = speed
-        self._rollouts = rollouts
+        self._others = others
         self._clock = clock
         self._arrivals = ArrivalRate(window_s, clock)
         self._tokens = Average(_PRIOR_TOKENS)
@@ -118,10 +118,10 @@ class UserLoad:
             if answer.finished and answer.tokens and mark is not None and mark == self._mark():
                 self._ran_alone(answer.tokens, self._clock() - began)
 
-    def _mark(self) -> tuple[int, int] | None:
-        """The same at two times between which nothing began; None while rollouts run."""
-        tokens = self._rollouts()
-        return None if tokens is None else (tokens, self._begun)
+    def _mark(self) -> tuple[object, int] | None:
+        """The same at two times between which nothing began; None while something else runs."""
+        others = self._others()
+        return None if others is None else (others, self._begun)
 
     def _ran_alone(self, tokens: int, seconds: float) -> None:
         low, high = _SLOWNESS_BOUNDS

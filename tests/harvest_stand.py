@@ -168,14 +168,20 @@ class Stand:
     """A harvester and all it works with."""
 
     def __init__(
-        self, *, capacity: int = 4, lease_s: float = 5.0, max_failures: int = 2, give_back_s: float = 5.0
+        self,
+        *,
+        capacity: int = 4,
+        lease_s: float = 5.0,
+        max_failures: int = 2,
+        give_back_s: float = 5.0,
+        pace: int = 10_000,
     ) -> None:
         self.queue = Queue(QueueLimits(max_failures=max_failures))
         self.engine, self.rewards, self.fleet, self.seats = (
             Engine(),
             Rewards(),
             Fleet(self.queue),
-            Seats(capacity, pace=10_000),
+            Seats(capacity, pace=pace),
         )
         self.harvester = Harvester(
             replica="r",

@@ -1,9 +1,19 @@
--- ARGV: now or "" (unused), group id, attempt, then per chunk its name and its bytes. A chunk that is there stays.
+-- ARGV: now or "" (unused), group id, attempt, then per chunk its name "index:origin:start:stop" and its bytes. A chunk
+-- that is there stays; those of older origins of its sample go.
 local r = redis.call('HMGET', group_key(ARGV[2]), 'state', 'attempt')
 if r[1] ~= 'leased' or r[2] ~= ARGV[3] then
   return redis.error_reply('LEASELOST ' .. (r[1] or 'gone') .. ' ' .. (r[2] or '0'))
 end
+local key, newest = salvage_key(ARGV[2]), {}
 for i = 4, #ARGV, 2 do
-  redis.call('HSETNX', salvage_key(ARGV[2]), ARGV[i], ARGV[i + 1])
+  local index, origin = string.match(ARGV[i], '^(%d+):(%d+):')
+  newest[index] = math.max(newest[index] or 0, tonumber(origin))
+  redis.call('HSETNX', key, ARGV[i], ARGV[i + 1])
+end
+for _, name in ipairs(redis.call('HKEYS', key)) do
+  local index, origin = string.match(name, '^(%d+):(%d+):')
+  if index and newest[index] and tonumber(origin) < newest[index] then
+    redis.call('HDEL', key, name)
+  end
 end
 return 1

@@ -273,16 +273,20 @@ async def test_what_is_salvaged_waits_for_whoever_leases_the_group_next(queue: R
     await queue.salvage(
         first, [Chunk(0, 1, 0, a_partial(1)), Chunk(0, 1, 2, a_partial(3)), Chunk(1, 1, 0, a_partial(1))]
     )
+    await queue.salvage(first, [Chunk(1, 1, 0, a_partial(4))])  # its answer was lost, and it is sent again, longer
+    await queue.salvage(first, [Chunk(1, 1, 0, a_partial(2))])  # late
     await queue.salvage(first, [Chunk(9, 1, 0, a_partial(1))])  # there are two samples
     clock.now += 10_000
     (second,) = await lease(queue, consumer="other")
-    assert {index: len(sample.part.token_ids) for index, sample in second.salvaged.items()} == {0: 5, 1: 1}
-    assert second.salvaged[1] == Salvaged(1, a_partial(1))
+    assert {index: len(sample.part.token_ids) for index, sample in second.salvaged.items()} == {0: 5, 1: 4}
+    assert second.salvaged[1].origin == 1
     with pytest.raises(LeaseLost):
         await queue.salvage(first, [Chunk(1, 1, 1, a_partial(1))])
+    await queue.salvage(second, [Chunk(1, 2, 0, a_partial(1))])  # it began anew
+    await queue.salvage(second, [Chunk(1, 1, 4, a_partial(3))])  # late
     await queue.release(second, reason="stopped")
     (third,) = await lease(queue)
-    assert third.salvaged == second.salvaged
+    assert third.salvaged == {0: second.salvaged[0], 1: Salvaged(2, a_partial(1))}
     await queue.release(third, reason="stopped", forget=True)
     (fourth,) = await lease(queue)
     assert fourth.salvaged == {}

@@ -113,6 +113,7 @@ async def test_stopping_gives_leases_back_without_counting_a_failure() -> None:
 async def test_work_whose_lease_is_lost_is_aborted_and_hands_nothing_in() -> None:
     stand = Stand(lease_s=1.5)
     stand.engine.open.clear()
+    stand.engine.written = 3
     submission = await stand.queue.submit([request(n=2)])
     async with stand.running():
         await stand.engine.started.wait()
@@ -124,6 +125,7 @@ async def test_work_whose_lease_is_lost_is_aborted_and_hands_nothing_in() -> Non
     (status,) = await stand.queue.status(submission.group_ids, with_groups=True)
     assert status is not None
     assert (status.state, status.group) == (GroupState.CANCELLED, None)
+    assert (stand.harvester.tally.generated, stand.harvester.tally.lost) == (6, 6)
 
 
 async def test_a_replica_that_takes_over_its_own_expired_lease_works_on_the_new_one_alone() -> None:

@@ -130,6 +130,17 @@ async def test_a_group_without_a_seat_is_left_to_other_replicas() -> None:
     assert left_behind(stand, submission.group_ids[0]) == [3, 3]
 
 
+async def test_a_group_that_waits_for_the_prefill_of_others_stays() -> None:
+    stand = Stand(capacity=4, give_back_s=0.1, pace=1)
+    stand.engine.open.clear()
+    submission = await stand.queue.submit([request(n=1), request(n=1)])
+    async with stand.running():
+        await asyncio.sleep(0.5)
+        assert (stand.seats.held, stand.seats.waiting) == (1, 1)
+        statuses = await stand.queue.status(submission.group_ids)
+    assert [status.attempt for status in statuses if status is not None] == [1, 1]
+
+
 async def test_a_queue_that_keeps_nothing_more_gets_its_groups_back_all_the_same() -> None:
     stand = Stand(capacity=2)
     stand.engine.open.clear()

@@ -29,6 +29,7 @@ def test_what_is_not_named_stays() -> None:
         ({"engine": {"max_num_seqs": 8}}, r"engine\.max_num_seqs cannot change"),
         ({"harvest": {"user_reserve": 16}}, r"user_reserve=16 .*max_num_seqs=16"),
         ({"slo": {"ttft_s": -1.0}}, "greater than 0"),
+        ({"slo": {"ttft_s": 1.0}, "harvest": {"preempt": False}}, r"ttft_s=1\.0.*preempt=false"),
     ],
 )
 def test_what_needs_a_restart_or_is_no_setting_is_refused(changes: dict[str, dict[str, object]], named: str) -> None:

@@ -121,11 +121,11 @@ def test_a_chunk_after_a_gap_is_left_out() -> None:
     assert assembled([]) == {}
 
 
-@pytest.mark.parametrize("name", ["", "1:2", "a:1:2", "1:2:3:4"])
+@pytest.mark.parametrize("name", ["", "1:2", "a:1:2:3", "1:2:3:4:5", "1:2:3:9"])
 def test_what_is_no_chunks_name_is_refused(name: str) -> None:
-    with pytest.raises(CodecError, match="names no chunk"):
-        Chunk.named(name, a_partial())
-    assert Chunk.named("2:3:4", a_partial()).name == "2:3:4"
+    with pytest.raises(CodecError, match=r"names (no|a) chunk"):
+        Chunk.named(name, a_partial(1))
+    assert Chunk.named("2:3:4:6", a_partial(2)).name == "2:3:4:6"
 
 
 @given(partials(), st.integers(0, 4))

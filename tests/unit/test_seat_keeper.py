@@ -122,6 +122,15 @@ async def test_what_users_feel_while_weights_are_replaced_costs_rollouts_nothing
     assert (keeper.breaches, keeper.seats.capacity) == (0, TOTAL - RESERVE)
 
 
+async def test_what_was_learned_stays_where_the_slo_does(engine: Engine) -> None:
+    keeper = keeper_of(engine)
+    tickets = sat(keeper, TOTAL)
+    look(keeper, engine, 5)
+    keeper.configure(HarvestConfig(user_reserve=RESERVE, purposes=("eval",)), SLO)
+    assert keeper.seats.held == TOTAL - RESERVE
+    assert not any(ticket.wanted.done() for ticket in tickets[: TOTAL - RESERVE])
+
+
 async def test_other_settings_take_effect_at_once(engine: Engine) -> None:
     keeper = keeper_of(engine)
     tickets = sat(keeper, 3)

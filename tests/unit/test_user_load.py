@@ -25,7 +25,7 @@ class Replica:
     def __init__(self) -> None:
         self.clock = Clock()
         self.rollouts: int | None = 0
-        self.load = UserLoad(SPEED, window_s=30, rollouts=lambda: self.rollouts, clock=self.clock)
+        self.load = UserLoad(SPEED, window_s=30, others=lambda: self.rollouts, clock=self.clock)
 
     def answer(self, tokens: int, seconds: float, *, sequences: int = 1) -> None:
         with self.load.request(sequences) as answer:
