@@ -17,8 +17,8 @@ from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import Group, Purpose, RewardSpec, RolloutRequest, Sampling
 from services.config import EngineConfig, FleetConfig, HarvestConfig, PushConfig, SharingConfig
-from services.engine import Replica
 from services.engine_arguments import engine_arguments
+from services.replica import Replica
 from services.reward_pool import RewardPool
 from services.swap import WeightSwap
 from services.vllm_engine import VllmEngine
