@@ -1,7 +1,7 @@
-"""Loops of a replica that run beside one another until they are cancelled."""
+"""Loops of a replica that run beside one another until they are ended."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from typing import Any
 
 import structlog
@@ -9,24 +9,39 @@ import structlog
 _log = structlog.get_logger(__name__)
 
 
-def supervised(name: str, loop: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """The loop as a task; an error that ends it is logged."""
-    task = asyncio.create_task(loop, name=name)
-    task.add_done_callback(_report)
-    return task
+class Loops:
+    """By name; each is cancelled once, since a second cancel would also end what a loop does about the first.
 
+    What was cancelled is remembered here: `Task.cancelling` counts an `asyncio.timeout` that has just run out as well.
+    """
 
-def cancel_once(task: asyncio.Task[Any]) -> None:
-    """A second cancel would also end what the task does about the first."""
-    if not task.cancelling():
-        task.cancel()
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[str] = set()
 
+    def start(self, name: str, loop: Coroutine[Any, Any, None]) -> None:
+        """An error that ends it is logged."""
+        self._tasks[name] = task = asyncio.create_task(loop, name=name)
+        task.add_done_callback(_report)
 
-def cancel_named(tasks: Iterable[asyncio.Task[Any]], name: str) -> None:
-    """Those that run, once; there may be none yet."""
-    for task in tasks:
-        if task.get_name() == name and not task.done():
-            cancel_once(task)
+    def end(self, name: str) -> None:
+        """Without waiting for it; there may be none of the name yet."""
+        if name in self._tasks and name not in self._ending:
+            self._ending.add(name)
+            self._tasks[name].cancel()
+
+    async def stop(self) -> None:
+        """End all, the last first, and wait for them."""
+        for name in reversed(self._tasks):
+            self.end(name)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def broken(self) -> str:
+        """Which loop has ended by itself, and why; empty where none has."""
+        for name, task in self._tasks.items():
+            if task.done() and not task.cancelled():
+                return f"loop {name} ended: {task.exception()!r}"
+        return ""
 
 
 def _report(task: asyncio.Task[None]) -> None:

@@ -30,7 +30,7 @@ from services.fleet import Event
 from services.harvester import Harvester
 from services.health import Health
 from services.idle_speed import measure
-from services.loops import cancel_named, cancel_once, supervised
+from services.loops import Loops
 from services.purposes import leasable
 from services.reconcile import Reconciler
 from services.replica_stats import replica_stats
@@ -68,7 +68,7 @@ class Replica:
         self._board = RedisBoard(store)
         self._queues: dict[str, RolloutQueue] = {}
         self._started_at = time.time()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._loops = Loops()
         self._rehearsal_gap: float | None = None
         self._rollouts_waiting = 0
         self._load: UserLoad | None = None
@@ -119,27 +119,22 @@ class Replica:
         if isinstance(self._swap, RolloutAdapters):
             await self._swap.start()
         await self._board.register_run(self._config.fleet, self._config.run)
-        self._tasks = [supervised("heartbeat", self._beat())]
+        self._loops.start("heartbeat", self._beat())
         if self._config.push.rehearsal:
             self._rehearsal_gap = await rehearsed(
                 self._swap, self._config, staging=self._staging, dtype=self._engine.dtype
             )
         await self._measure_idle()
         self.health.meet(Event.STARTED)
-        loops = {
-            "vitals": self.health.run(),
-            "reconcile": self.reconciler.run(),
-            "seats": self.keeper.run(),
-            "harvest": self.harvester.run(),
-        }
-        self._tasks += [supervised(name, loop) for name, loop in loops.items()]
+        self._loops.start("vitals", self.health.run())
+        self._loops.start("reconcile", self.reconciler.run())
+        self._loops.start("seats", self.keeper.run())
+        self._loops.start("harvest", self.harvester.run())
 
     async def stop(self) -> None:
         """Give the leases back, leave the board and the shared memory."""
         self.health.meet(Event.RETIRED)
-        for task in reversed(self._tasks):
-            cancel_once(task)
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._loops.stop()
         # What needs no Redis first: where it does not answer, Serve ends the process before the wait for it does.
         await self._rewards.close()
         await asyncio.to_thread(self._staging.close)
@@ -166,9 +161,8 @@ class Replica:
     def check(self) -> None:
         """Raises ReplicaUnhealthy when the engine cannot be used any more or a loop has ended."""
         self.check_engine()
-        for task in self._tasks:
-            if task.done() and not task.cancelled():
-                raise ReplicaUnhealthy(f"loop {task.get_name()} ended: {task.exception()!r}")
+        if broken := self._loops.broken():
+            raise ReplicaUnhealthy(broken)
 
     def check_engine(self) -> None:
         """Raises ReplicaUnhealthy when no request will be answered any more."""
@@ -293,7 +287,7 @@ class Replica:
     def _mind_stop(self) -> None:
         """Rollouts leave when Serve begins to stop the replica: users' last requests may take all of its grace."""
         if stopping():
-            cancel_named(self._tasks, "harvest")
+            self._loops.end("harvest")
 
     async def _refresh_queues(self) -> None:
         for run in await self._board.runs(self._config.fleet):
