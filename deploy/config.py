@@ -3,7 +3,7 @@
     [model]             path, name                       the policy, both sides
     [redis]             url | dir, ...                   the queue, both sides
     [rewards.functions] name = {function = "mod:fn"}     what requests may name
-    [fleet.engine] [fleet.harvest] [fleet.push] [fleet.autoscaling] [fleet.gateway]
+    [fleet.engine] [fleet.harvest] [fleet.push] [fleet.autoscaling] [fleet.sharing] [fleet.lending] [fleet.gateway]
     [train] [train.prompts] [train.reward] [train.sampling] [train.optimizer] ...
     [demo]              warmup, goals                    `nightshift demo` alone
 
@@ -70,13 +70,17 @@ class NightshiftConfig(BaseSettings):
         """Settings of the fleet, paths absolute."""
         model, rewards = self._absolute_model(), self.rewards
         rewards = rewards.model_copy(update={"python_path": [absolute(path) for path in rewards.python_path]})
+        options, lending = _fields(self.fleet), self.fleet.lending
+        if lending.production is not None:
+            production = lending.production.model_copy(update={"path": absolute(lending.production.path)})
+            options["lending"] = lending.model_copy(update={"production": production})
         return FleetConfig(
             fleet=self.fleet_name,
             run=self.run,
             model=model,
             redis=self._absolute_redis(),
             rewards=rewards,
-            **_fields(self.fleet),
+            **options,
         )
 
     def train_config(self) -> TrainConfig:

@@ -11,6 +11,7 @@ from rollout.config import RedisConfig
 from rollout.errors import ConfigError, StoreUnavailable
 from rollout.redis_store import RedisStore
 from services.config import FleetConfig
+from services.twins import check_twins
 from trainer.config import TrainConfig
 
 _GIB = 1024**3
@@ -25,6 +26,9 @@ _BASE_GIB = 1.5
 def check_fleet(fleet: FleetConfig) -> None:
     """All of them, cheapest first."""
     check_model(fleet.model.path)
+    if fleet.lends:
+        check_model(fleet.served.path, "lending.production.path")
+        check_twins(fleet.model.path, fleet.served.path, dtype=fleet.engine.dtype)
     check_port(fleet.gateway.host, fleet.gateway.port)
     check_memory(fleet, available_bytes())
 

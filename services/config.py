@@ -1,10 +1,12 @@
 """Settings of the fleet: engines, gateway, autoscaling."""
 
 from typing import Literal
+from zoneinfo import ZoneInfo
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from rollout.config import ModelConfig, Name, RedisConfig, RewardsConfig, Settings
+from services.lending_calendar import LendWindow, overlapping
 
 _TAKEN = {
     "dtype": "engine.dtype",
@@ -106,6 +108,66 @@ class AutoscalingConfig(Settings):
         return self
 
 
+class SharingConfig(Settings):
+    """How users and rollouts share the engines."""
+
+    mode: Literal["live", "lend"] = "live"
+    """live: every engine serves users with the newest policy and harvests in the seats they leave free. lend: users
+    have a production model, and whole replicas that they do not need swap to the policy and back, see `lending`."""
+
+
+class LendingConfig(Settings):
+    """When whole replicas go to rollouts, with `sharing.mode = "lend"`."""
+
+    production: ModelConfig | None = None
+    """What users are served: path and name. Of the policy's architecture, tokenizer and chat template."""
+    timezone: str = "UTC"
+    """Of the calendar, such as Europe/Berlin."""
+    calendar: tuple[LendWindow, ...] = ()
+    """Windows {days, start, end, replicas}; nothing is lent outside of them. Without any, lending knows no hours."""
+    min_serving: int = Field(default=1, ge=1, le=1024)
+    """Replicas that are never lent."""
+    headroom: float = Field(default=1.25, ge=1, le=100)
+    """A replica is lent only if the others could serve the forecast times this, at autoscaling.target_ongoing_requests
+    each; it is called back where they cannot serve the forecast itself."""
+    lend_after_s: float = Field(default=60.0, ge=0, le=86_400)
+    """A replica is lent when users have not needed it for so long."""
+    quiet_s: float = Field(default=300.0, ge=0, le=86_400)
+    """Least time between a change of how many are lent and lending more."""
+    min_gain: float = Field(default=3.0, ge=0)
+    """Tokens that lending must promise to harvest for each token that the two swaps cost."""
+    tokens_per_s: float = Field(default=100.0, gt=0)
+    """Expected harvest of a lent replica, until it is measured."""
+    switch_s: float = Field(default=30.0, gt=0)
+    """Expected time of both swaps together, until it is measured."""
+    drain_s: float = Field(default=120.0, gt=0)
+    """A user who is not through after so long keeps the replica."""
+    enter_s: float = Field(default=120.0, gt=0)
+    """A lent replica without verified weights after so long goes back to users."""
+    reclaim_s: float = Field(default=120.0, gt=0)
+    """A replica that is not back with users after so long is replaced."""
+    rest_s: float = Field(default=60.0, ge=0)
+    """A replica that could not be lent is left alone for so long."""
+    wish_s: float = Field(default=10.0, ge=1, le=600)
+    """A lent replica that hears nothing of the gateway's decision for so long goes back to users."""
+    poll_s: float = Field(default=0.05, gt=0, le=10)
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, name: str) -> str:
+        try:
+            ZoneInfo(name)
+        except (KeyError, ValueError, OSError) as error:
+            raise ValueError(f"{name!r} is no time zone of this machine") from error
+        return name
+
+    @model_validator(mode="after")
+    def _one_number_at_a_time(self) -> "LendingConfig":
+        if found := overlapping(self.calendar):
+            raise ValueError(f"calendar: {found[0]} and {found[1]} overlap; give windows that follow each other")
+        return self
+
+
 class LimitsConfig(Settings):
     """What one request may ask for; more is refused with 413 or 422."""
 
@@ -157,7 +219,20 @@ class FleetOptions(Settings):
     harvest: HarvestConfig = HarvestConfig()
     push: PushConfig = PushConfig()
     autoscaling: AutoscalingConfig = AutoscalingConfig()
+    sharing: SharingConfig = SharingConfig()
+    lending: LendingConfig = LendingConfig()
     gateway: GatewayConfig = GatewayConfig()
+
+    @model_validator(mode="after")
+    def _can_lend(self) -> "FleetOptions":
+        if self.sharing.mode != "lend":
+            return self
+        if self.lending.production is None:
+            raise ValueError("sharing.mode=lend needs lending.production.path, the model that users are served")
+        serving, most = self.lending.min_serving, self.autoscaling.max_replicas
+        if serving >= most:
+            raise ValueError(f"lending.min_serving={serving} leaves none of autoscaling.max_replicas={most} to lend")
+        return self
 
     @model_validator(mode="after")
     def _seats(self) -> "FleetOptions":
@@ -178,3 +253,13 @@ class FleetConfig(FleetOptions):
     model: ModelConfig
     redis: RedisConfig = RedisConfig()
     rewards: RewardsConfig = RewardsConfig()
+
+    @property
+    def lends(self) -> bool:
+        return self.sharing.mode == "lend"
+
+    @property
+    def served(self) -> ModelConfig:
+        """The model that users are served, and every engine starts with."""
+        production = self.lending.production if self.lends else None
+        return production or self.model
