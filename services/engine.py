@@ -1,6 +1,6 @@
 """The engine replica: Ray Serve LLM's server plus heartbeat, weight reconcile and harvester.
 
-start: rewards -> engine -> rehearsal -> [heartbeat | reconcile | harvest] until the replica is stopped
+start: rewards -> engine -> rehearsal -> [heartbeat | reconcile | harvest | roles] until the replica is stopped
 """
 
 import asyncio
@@ -8,21 +8,24 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
+from ray import serve
 from ray.llm._internal.serve.core.server.llm_server import LLMServer
 from ray.serve.llm import LLMConfig
 
-from rollout.board import Heartbeat, ReplicaState
+from rollout.board import Heartbeat, ReplicaRole, ReplicaState
 from rollout.errors import NightshiftError, StoreUnavailable
 from rollout.queue import RolloutQueue
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
+from rollout.redis_wishes import RedisWishes
 from rollout.types import Purpose
 from services.collective import InReplica, InWorker
 from services.config import FleetConfig
@@ -30,8 +33,10 @@ from services.harvester import Harvester
 from services.logs import plain_logs
 from services.purposes import leasable
 from services.reconcile import Reconciler
-from services.rehearsal import rehearse
+from services.rehearsal import canary_ids, rehearse
 from services.reward_pool import RewardPool
+from services.role_loop import RoleLoop
+from services.role_router import ROLE, NotServing
 from services.seats import Seats, rollout_seats
 from services.shared_memory import unlink_below
 from services.staging import Staging, replica_name
@@ -41,6 +46,8 @@ from services.vllm_engine import VllmEngine
 
 _BEAT_S = 1.0
 _BEAT_TTL_S = 10.0
+_CANARY = 24
+"""Tokens of each sequence."""
 
 _log = structlog.get_logger(__name__)
 
@@ -67,7 +74,7 @@ class Replica:
         self._staging = Staging(Path(config.push.staging_dir), self.name)
         self._swap = WeightSwap(engine, watchdog_s=config.push.watchdog_s)
         self._rewards = rewards
-        self._seats = Seats(self._capacity())
+        self._seats = Seats(0)
         self.harvester = Harvester(
             replica=self.name,
             config=config.harvest,
@@ -88,6 +95,8 @@ class Replica:
             on_untrusted=self.harvester.give_up,
             receivers={"gloo": InReplica(), "nccl": InWorker(engine)},
         )
+        self.roles = self._role_loop() if config.lends else None
+        self._resize()
 
     async def start(self) -> None:
         """Rehearse, then run the loops. Raises RehearsalFailed or ConfigError: then the replica must not serve."""
@@ -96,13 +105,16 @@ class Replica:
         if self._config.push.rehearsal:
             self._rehearsal_gap = await rehearse(
                 self._swap,
-                model=self._config.model.path,
+                model=self._config.served.path,
                 staging=self._staging,
                 dtype=self._engine.dtype,
                 tolerance=self._config.push.canary_tolerance,
             )
-        await self._board.register_run(self._config.fleet, self._config.run)
         loops = {"heartbeat": self._beat(), "reconcile": self.reconciler.run(), "harvest": self.harvester.run()}
+        if self.roles is not None:
+            await self.roles.rehearse(canary_ids(self._engine.vocab_size, min(_CANARY, self._engine.max_scored_tokens)))
+            loops["roles"] = self.roles.run()
+        await self._board.register_run(self._config.fleet, self._config.run)
         self._tasks = [_supervised(name, loop) for name, loop in loops.items()]
 
     async def stop(self) -> None:
@@ -125,6 +137,19 @@ class Replica:
             if task.done() and not task.cancelled():
                 raise ReplicaUnhealthy(f"loop {task.get_name()} ended: {task.exception()!r}")
 
+    @property
+    def role(self) -> ReplicaRole | None:
+        """None where users and rollouts share the replica."""
+        return None if self.roles is None else self.roles.standing.role
+
+    @property
+    def takes_users(self) -> bool:
+        return self.role in {None, ReplicaRole.SERVING}
+
+    @property
+    def takes_rollouts(self) -> bool:
+        return self.role in {None, ReplicaRole.ROLLOUT}
+
     # what the harvester asks
 
     def queues(self) -> Sequence[RolloutQueue]:
@@ -132,7 +157,7 @@ class Replica:
 
     def purposes(self, run: str) -> Sequence[Purpose]:
         """None while the weights are not verified or the engine is dead; else see `purposes.leasable`."""
-        if self.reconciler.state is not ReplicaState.HEALTHY or self._engine.dead:
+        if self.reconciler.state is not ReplicaState.HEALTHY or self._engine.dead or not self.takes_rollouts:
             return ()
         return leasable(
             [Purpose(purpose) for purpose in self._config.harvest.purposes],
@@ -179,13 +204,45 @@ class Replica:
             rollout_salvaged=tally.salvaged,
             rollout_prefilled_again=tally.prefilled_again,
             rollout_lost=tally.lost,
+            role=self.role,
+            switches=() if self.roles is None else self.roles.log.records,
+            lends=0 if self.roles is None else self.roles.log.ended[ReplicaRole.ROLLOUT],
+            reclaims=0 if self.roles is None else self.roles.log.ended[ReplicaRole.SERVING],
         )
 
+    def _role_loop(self) -> RoleLoop:
+        return RoleLoop(
+            replica=self.name,
+            fleet=self._config.fleet,
+            wishes=RedisWishes(self._store),
+            config=self._config.lending,
+            policy=self._config.model.path,
+            production=self._config.served.path,
+            swap=self._swap,
+            tolerance=self._config.push.canary_tolerance,
+            reconciler=self.reconciler,
+            harvester=self.harvester,
+            seats=self._seats,
+            users=self.users,
+            changed=self._role_changed,
+        )
+
+    def _role_changed(self) -> None:
+        self._resize()
+        self.reconciler.news.set()
+
     def _capacity(self) -> int:
-        return rollout_seats(self._config.engine.max_num_seqs, self._config.harvest.user_reserve, self.users.held)
+        return rollout_seats(self._config.engine.max_num_seqs, self._reserve(), self.users.held)
+
+    def _reserve(self) -> int:
+        """A replica that is lent or not lent at all has its seats for one kind of work."""
+        if self.role is None:
+            return self._config.harvest.user_reserve
+        return 0 if self.takes_rollouts else self._config.engine.max_num_seqs
 
     def _resize(self) -> None:
-        self._seats.resize(self._capacity(), most=self._config.engine.max_num_seqs - self.users.held)
+        seats = self._config.engine.max_num_seqs if self.takes_rollouts else 0
+        self._seats.resize(self._capacity(), most=seats - self.users.held)
 
     async def _beat(self) -> None:
         news = self.reconciler.news
@@ -242,25 +299,42 @@ class EngineServer(LLMServer):  # type: ignore[misc]
         if self._replica is not None:
             self._replica.check()
 
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """What the router knows of this replica, a moment later."""
+        stats = dict(await super().record_routing_stats())
+        if self._replica is not None and self._replica.role is not None:
+            stats[ROLE] = self._replica.role.value
+        return stats
+
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
-        return self._counted(await super().chat(request, raw_request_info), sequences("", request.n))
+        return self._admitted(partial(super().chat, request, raw_request_info), sequences("", request.n))
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
-        stream = await super().completions(request, raw_request_info)
-        return self._counted(stream, sequences(request.prompt, request.n))
+        begin = partial(super().completions, request, raw_request_info)
+        return self._admitted(begin, sequences(request.prompt, request.n))
 
     async def __del__(self) -> None:
         replica, self._replica = getattr(self, "_replica", None), None
         if replica is not None:
             await replica.stop()
 
-    async def _counted(self, stream: AsyncGenerator[Any, None], seats: int) -> AsyncGenerator[Any, None]:
-        """The stream itself; the request holds as many of the users' seats until it ends or is given up."""
+    async def _admitted(
+        self, begin: Callable[[], Awaitable[AsyncGenerator[Any, None]]], seats: int
+    ) -> AsyncGenerator[Any, None]:
+        """The request's own stream; it holds as many of the users' seats until it ends or is given up.
+
+        Raises NotServing before its first item, and before the engine has heard of it: the gateway tries another
+        replica.
+        """
         replica = self._replica
         if replica is None:
             raise ReplicaUnhealthy("the replica is stopping")
+        if not replica.takes_users:
+            raise NotServing(serve.get_replica_context().replica_id.unique_id, str(replica.role))
         with replica.users.hold(seats):
-            async for item in stream:
+            async for item in await begin():
+                if replica.roles is not None:
+                    replica.roles.log.first_token()
                 yield item
 
 

@@ -34,7 +34,6 @@ _SALVAGE_AGAIN_S = 5.0
 _FAREWELL_S = 10.0
 """For all groups to be given back when the replica stops."""
 _STOPPED = "replica stopped"
-_NOT_ALLOWED = "the replica may no longer harvest this purpose"
 _NO_SEAT = "users need the seats of the replica"
 
 _log = structlog.get_logger(__name__)
@@ -116,6 +115,11 @@ class Harvester:
             held.untrusted.add(version)
             self._part(held, reason)
 
+    def let_go(self, reason: str) -> None:
+        """End what is being generated and give its leases back, with all tokens; what is being scored goes on."""
+        for held in filter(lambda held: held.work.unfinished, self._held.values()):
+            self._part(held, reason)
+
     async def _lease_forever(self) -> None:
         while True:
             await self._wait_for_room()
@@ -166,7 +170,7 @@ class Harvester:
             self._start(queue, lease)
             return
         with suppress(LeaseLost, StoreUnavailable):
-            await queue.release(lease, reason=_NOT_ALLOWED)
+            await queue.release(lease, reason="the replica may no longer harvest this purpose")
 
     def _start(self, queue: RolloutQueue, lease: Lease) -> None:
         key = (queue.run, lease.group_id)

@@ -11,7 +11,7 @@ from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import Group, Purpose, RewardSpec, RolloutRequest, Sampling
-from services.config import EngineConfig, FleetConfig, HarvestConfig, PushConfig
+from services.config import EngineConfig, FleetConfig, HarvestConfig, LendingConfig, PushConfig, SharingConfig
 from services.engine import Replica
 from services.reward_pool import RewardPool
 from services.swap import WeightSwap
@@ -41,10 +41,16 @@ class Rig:
             push=PushConfig(**{"poll_s": 0.02, "rehearsal": False, **push}),
         )
 
+    def lending(self, name: str, production: Path) -> FleetConfig:
+        """Of a fleet that lends, on an engine that holds `production` then."""
+        lent = LendingConfig(production=ModelConfig(path=production, name="assistant"), poll_s=0.01, wish_s=5.0)
+        changes = {"sharing": SharingConfig(mode="lend"), "lending": lent}
+        return self.config(name).model_copy(update=changes)
+
     @asynccontextmanager
     async def replica(self, config: FleetConfig) -> AsyncIterator[Replica]:
         """A replica's loops on the engine, which is put back to the model as loaded first."""
-        await WeightSwap(self.engine, watchdog_s=30).load(self.model, version=0)
+        await WeightSwap(self.engine, watchdog_s=30).load(config.served.path, version=0)
         store = await RedisStore.connect(self.redis)
         replica = Replica(config, self.engine, store, RewardPool(config.rewards))
         await replica.start()
