@@ -157,7 +157,8 @@ class Replica:
 
     def purposes(self, run: str) -> Sequence[Purpose]:
         """None while the weights are not verified or the engine is dead; else see `purposes.leasable`."""
-        if self.reconciler.state is not ReplicaState.HEALTHY or self._engine.dead or not self.takes_rollouts:
+        following = self.reconciler.following and self.reconciler.state is ReplicaState.HEALTHY
+        if not following or self._engine.dead:
             return ()
         return leasable(
             [Purpose(purpose) for purpose in self._config.harvest.purposes],

@@ -204,7 +204,7 @@ class RoleLoop:
         before, self.standing = self.standing, after(self.standing, event, self._clock(), self._limits)
         if self.standing.role is before.role:
             return
-        _log.info("role_changed", role=self.standing.role.value, before=before.role.value, event=event.value)
+        _log.info("role_changed", role=self.standing.role.value, before=before.role.value, because=event.value)
         self._write(before.role, event)
         self._changed()
         if self.standing.role is ReplicaRole.BROKEN:

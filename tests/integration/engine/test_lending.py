@@ -12,7 +12,7 @@ from rollout.board import ReplicaRole, ReplicaState
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.redis_wishes import RedisWishes
-from rollout.types import GroupState, Sampling
+from rollout.types import Group, GroupState, Sampling
 from rollout.weights import version_dir
 from rollout.wishes import Wish
 from services.config import FleetConfig
@@ -61,6 +61,15 @@ async def until(condition: Callable[[], bool], *, timeout_s: float = 60) -> None
             await asyncio.sleep(0.005)
 
 
+def sampled_by(model: Path, group: Group) -> None:
+    """Every token has the logprob that the model's files give it."""
+    for sample in group.samples_G:
+        (segment,) = sample.segments
+        ids = (*segment.prompt_ids_P.tolist(), *segment.response_ids_T.tolist())
+        expected = independent_logprobs(model, (ids,))[0][len(segment.prompt_ids_P) - 1 :]
+        assert segment.behavior_logprobs_T == pytest.approx(expected, abs=1e-3)
+
+
 @asynccontextmanager
 async def lending(rig: Rig, name: str, **changes: object) -> AsyncIterator[Fleet]:
     production = rig.tmp / "production"
@@ -89,6 +98,7 @@ async def test_a_replica_is_lent_and_comes_back_with_the_right_weights_each_time
         await fleet.wish(lent=True)
         (group,) = await finished(fleet.queue, submission.group_ids)
         assert {span.version for s in group.samples_G for span in s.segments[0].version_spans} == {0}
+        sampled_by(model, group)
         assert await fleet.computes(model) < 0.01
 
         manifest = await fleet.trainer.publish()
@@ -128,11 +138,7 @@ async def test_a_reclaim_cuts_rollouts_and_keeps_all_their_tokens(rig: Rig) -> N
         beat = replica.heartbeat()
     assert beat.rollout_salvaged >= SEATS * 5
     assert beat.rollout_tokens == sum(sample.num_response_tokens for sample in group.samples_G)
-    for sample in group.samples_G:
-        (segment,) = sample.segments
-        ids = (*segment.prompt_ids_P.tolist(), *segment.response_ids_T.tolist())
-        expected = independent_logprobs(rig.model, (ids,))[0][len(segment.prompt_ids_P) - 1 :]
-        assert segment.behavior_logprobs_T == pytest.approx(expected, abs=1e-3)
+    sampled_by(rig.model, group)
 
 
 async def test_users_finish_before_their_replica_is_lent(rig: Rig) -> None:
