@@ -75,8 +75,11 @@ class RoleRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
-        pending_request: PendingRequest | None = None,  # noqa: ARG002
+        pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
+        if pending_request is not None:
+            # all that can be asked are asked: where none takes it, Serve would come back here without a pause
+            pending_request.routing_context.should_backoff = True
         known = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         willing = eligible({name: _role(replica) for name, replica in known.items()}, REFUSALS.__contains__)
         return [[known[name] for name in _two(willing)]] if willing else []
