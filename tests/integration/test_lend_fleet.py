@@ -24,6 +24,7 @@ quiet_s = 2
 min_gain = 0
 """
 _PATIENCE_S = 60.0
+_GROUPS = 300
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def test_a_replica_goes_to_rollouts_and_comes_back_and_users_always_have_their_m
     expected = ask(fleet)
     begun = ask(fleet, 64)[:24]
     with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
-        rollout = client.submit([f"p{number}" for number in range(600)], n=8, sampling={"max_tokens": 60}).id
+        rollout = client.submit([f"p{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 60}).id
         until(lambda: "rollout" in roles(fleet), lambda: replicas(fleet))
         assert roles(fleet) == ["rollout", "serving"]
         assert {ask(fleet) for _ in range(20)} == {expected}
@@ -86,7 +87,7 @@ def test_a_replica_goes_to_rollouts_and_comes_back_and_users_always_have_their_m
 
         page = get(fleet, "/metrics").text
         assert 'part="verified"' in page
-        assert [group.state for group in client.stream(rollout, wait_s=120)] == ["delivered"] * 600
+        assert [group.state for group in client.stream(rollout, wait_s=120)] == ["delivered"] * _GROUPS
     assert ask(fleet) == expected
     print({r["replica"]: r["switches"] for r in replicas(fleet)})
 
