@@ -55,6 +55,25 @@ class Ingress:
         return bytes(response.body).decode().strip('[]"')
 
 
+class Roles:
+    """The files of all doors."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def names(self) -> list[str]:
+        return sorted(file.name for file in self._directory.iterdir())
+
+    def give(self, role: str, *names: str) -> None:
+        for name in names:
+            (self._directory / name).write_text(role)
+
+
+async def answered(handle: Any) -> list[str]:
+    """By a door that nobody tries again at."""
+    return [item async for item in handle.options(stream=True).completions.remote()]
+
+
 @pytest.fixture
 def handle(ray_address: str, tmp_path: Path) -> Iterator[Any]:
     yield serve.run(Door.bind(str(tmp_path)), name="doors", route_prefix=None)
@@ -62,27 +81,25 @@ def handle(ray_address: str, tmp_path: Path) -> Iterator[Any]:
 
 
 async def test_a_lent_replica_gets_no_user_and_one_that_is_back_does(handle: Any, tmp_path: Path) -> None:
-    ingress = Ingress(handle)
-    one, other = sorted(file.name for file in tmp_path.iterdir())
+    ingress, roles = Ingress(handle), Roles(tmp_path)
+    one, other = roles.names()
     assert {await ingress.asked() for _ in range(30)} == {one, other}
 
-    (tmp_path / one).write_text("draining")
+    roles.give("draining", one)
     assert {await ingress.asked() for _ in range(30)} == {other}
     await asyncio.sleep(2 * STALE_S)
-    seen = [item for _ in range(30) for item in [i async for i in handle.options(stream=True).completions.remote()]]
-    assert set(seen) == {other}
+    assert {item for _ in range(30) for item in await answered(handle)} == {other}
 
-    (tmp_path / one).write_text("serving")
+    roles.give("serving", one)
     async with asyncio.timeout(30):
-        while await ingress.asked() != one:
+        while await ingress.asked() != one:  # noqa: ASYNC110  Serve does not say when it has heard
             await asyncio.sleep(0.01)
 
 
 async def test_a_refusal_names_who_refused(handle: Any, tmp_path: Path) -> None:
-    for file in tmp_path.iterdir():
-        file.write_text("rollout")
+    roles = Roles(tmp_path)
+    roles.give("rollout", *roles.names())
     with pytest.raises(RayTaskError) as refused:
-        async for _ in handle.options(stream=True).completions.remote():
-            raise AssertionError("nobody serves")
+        await answered(handle)
     assert isinstance(refused.value.cause, NotServing)
-    assert refused.value.cause.replica in {file.name for file in tmp_path.iterdir()}
+    assert refused.value.cause.replica in roles.names()
