@@ -18,8 +18,8 @@ from rollout.weights import version_dir
 from services.adapter_rehearsal import rehearse_adapter
 from services.adapters import Phase
 from services.config import EngineConfig, SharingConfig
-from services.engine import Replica
 from services.rehearsal import canary_ids
+from services.replica import Replica
 from services.rollout_adapters import RolloutAdapters
 from services.staging import Staging
 from tests.engine_rig import SEATS, Rig, finished, request, started

@@ -8,8 +8,8 @@ import pytest
 from rollout.queue import Lease
 from rollout.redis_queue import RedisQueue
 from rollout.types import Group, GroupState, Partial, Purpose, Sampling
-from services.engine import Replica
 from services.rehearsal import independent_logprobs
+from services.replica import Replica
 from tests.engine_rig import SEATS, Rig, finished, request
 
 pytestmark = pytest.mark.timeout(480)

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from rollout.board import ReplicaState
 from rollout.types import Purpose, Sampling
 from services.config import FleetConfig, HealthConfig
-from services.engine import Replica, ReplicaUnhealthy
+from services.replica import Replica, ReplicaUnhealthy
 from tests.engine_rig import SEATS, Rig, request
 
 pytestmark = pytest.mark.timeout(480)

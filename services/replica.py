@@ -1,0 +1,327 @@
+"""One engine replica's own: heartbeat, vitals, weight reconcile, seats, harvester and, where it may be lent, roles.
+
+start: rehearsal -> [heartbeat | vitals | reconcile | seats | harvest | roles] until the replica is stopped
+"""
+
+import asyncio
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import structlog
+
+from rollout.board import Heartbeat, ReplicaRole, ReplicaState
+from rollout.errors import NightshiftError, StoreUnavailable
+from rollout.queue import RolloutQueue
+from rollout.redis_board import RedisBoard
+from rollout.redis_queue import RedisQueue
+from rollout.redis_store import RedisStore
+from rollout.redis_wishes import RedisWishes
+from rollout.types import Purpose
+from services.autoscaling.stats import ReplicaStats
+from services.collective import InReplica, InWorker
+from services.config import FleetConfig
+from services.fleet import Event
+from services.harvester import Harvester
+from services.health import Health
+from services.idle_speed import measure
+from services.loops import cancel_named, cancel_once, supervised
+from services.purposes import leasable
+from services.reconcile import Reconciler
+from services.rehearsal import canary_ids
+from services.replica_stats import replica_stats
+from services.reward_pool import RewardPool
+from services.role_loop import RoleLoop
+from services.rollout_adapters import RolloutAdapters
+from services.seat_guard import check_attainable
+from services.seat_keeper import SeatKeeper
+from services.sharing import rehearsed, way_in
+from services.staging import Staging, replica_name
+from services.stopping import stopping
+from services.swap import WeightSwap
+from services.user_load import Answer, UserLoad
+from services.vllm_engine import VllmEngine
+
+_BEAT_S = 1.0
+_BEAT_TTL_S = 10.0
+_CANARY = 24
+"""Tokens of each sequence."""
+
+_log = structlog.get_logger(__name__)
+
+
+class ReplicaUnhealthy(NightshiftError, RuntimeError):
+    """Serve should replace this replica."""
+
+
+class Replica:
+    """Everything of one engine replica that is Nightshift's own; `engine` is already started."""
+
+    def __init__(self, config: FleetConfig, engine: VllmEngine, store: RedisStore, rewards: RewardPool) -> None:
+        """`rewards` are checked already, and closed by `stop`."""
+        self.name = replica_name(socket.gethostname(), os.getpid(), uuid.uuid4().hex[:8])
+        self._config = config
+        self._engine = engine
+        self._store = store
+        self._board = RedisBoard(store)
+        self._queues: dict[str, RolloutQueue] = {}
+        self._started_at = time.time()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._rehearsal_gap: float | None = None
+        self._rollouts_waiting = 0
+        self._load: UserLoad | None = None
+        self._staging = Staging(Path(config.push.staging_dir), self.name)
+        self._swap = way_in(config, engine)
+        self._rewards = rewards
+        self.keeper = SeatKeeper(
+            total=config.engine.max_num_seqs,
+            harvest=config.harvest,
+            slo=config.slo,
+            engine=engine,
+            still_until=lambda: self._swap.still_until,
+        )
+        self.users = self.keeper.users
+        self.harvester = Harvester(
+            replica=self.name,
+            config=config.harvest,
+            seats=self.keeper.seats,
+            engine=self._swap if isinstance(self._swap, RolloutAdapters) else engine,
+            rewards=self._rewards,
+            fleet=self,
+        )
+        self.reconciler = Reconciler(
+            fleet=config.fleet,
+            replica=self.name,
+            host=socket.gethostname(),
+            board=self._board,
+            swap=self._swap,
+            staging=self._staging,
+            config=config.push,
+            max_lag=config.harvest.max_lag,
+            on_untrusted=self.harvester.give_up,
+            receivers={"gloo": InReplica(), "nccl": InWorker(engine)},
+        )
+        self.health = Health(
+            engine,
+            self._swap,
+            fit=lambda: self.reconciler.fit,
+            config=config.health,
+            changed=self.reconciler.news.set,
+        )
+        self.roles = self._role_loop(self._swap) if config.lends and isinstance(self._swap, WeightSwap) else None
+
+    async def start(self) -> None:
+        """Rehearse, then run the loops. Raises RehearsalFailed, LendingImpossible, or ConfigError for a model or an SLO
+        that the engine cannot meet: then the replica must not serve."""
+        await asyncio.to_thread(self._staging.prepare)
+        await self._engine.set_version(0)
+        if isinstance(self._swap, RolloutAdapters):
+            await self._swap.start()
+        await self._board.register_run(self._config.fleet, self._config.run)
+        self._tasks = [supervised("heartbeat", self._beat())]
+        if self._config.push.rehearsal:
+            self._rehearsal_gap = await rehearsed(
+                self._swap, self._config, staging=self._staging, dtype=self._engine.dtype
+            )
+        if self.roles is not None:
+            await self.roles.rehearse(canary_ids(self._engine.vocab_size, min(_CANARY, self._engine.max_scored_tokens)))
+        await self._measure_idle()
+        self.health.meet(Event.STARTED)
+        loops = {
+            "vitals": self.health.run(),
+            "reconcile": self.reconciler.run(),
+            "seats": self.keeper.run(),
+            "harvest": self.harvester.run(),
+        }
+        if self.roles is not None:
+            loops["roles"] = self.roles.run()
+        self._tasks += [supervised(name, loop) for name, loop in loops.items()]
+
+    async def stop(self) -> None:
+        """Give the leases back, leave the board and the shared memory."""
+        self.health.meet(Event.RETIRED)
+        for task in reversed(self._tasks):
+            cancel_once(task)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # What needs no Redis first: where it does not answer, Serve ends the process before the wait for it does.
+        await self._rewards.close()
+        await asyncio.to_thread(self._staging.close)
+        with suppress(StoreUnavailable):
+            await self._board.retire(self._config.fleet, self.name)
+        await self._store.close()
+
+    def reconfigure(self, config: FleetConfig) -> None:
+        """Share the engine by these settings from now on; see `live_settings.reconfigured` for which may differ.
+
+        Raises ConfigError for an SLO that the engine cannot meet.
+        """
+        self.keeper.configure(config.harvest, config.slo)
+        self._config = config
+
+    def check(self) -> None:
+        """Raises ReplicaUnhealthy when the engine cannot be used any more or a loop has ended."""
+        self.check_engine()
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                raise ReplicaUnhealthy(f"loop {task.get_name()} ended: {task.exception()!r}")
+
+    def check_engine(self) -> None:
+        """Raises ReplicaUnhealthy when no request will be answered any more."""
+        condition = self.health.now()
+        if condition.state is ReplicaState.DEAD:
+            raise ReplicaUnhealthy(condition.reason)
+
+    @property
+    def role(self) -> ReplicaRole | None:
+        """None where users and rollouts share the replica."""
+        return None if self.roles is None else self.roles.standing.role
+
+    @property
+    def takes_users(self) -> bool:
+        return self.role in {None, ReplicaRole.SERVING}
+
+    # what the harvester asks
+
+    def queues(self) -> Sequence[RolloutQueue]:
+        return list(self._queues.values())
+
+    def purposes(self, run: str) -> Sequence[Purpose]:
+        """None unless the replica is healthy and follows the run; else see `purposes.leasable`."""
+        if not self.reconciler.following or self.health.now().state is not ReplicaState.HEALTHY:
+            return ()
+        return leasable(
+            [Purpose(purpose) for purpose in self._config.harvest.purposes],
+            run=run,
+            followed=self.reconciler.run_name,
+            pin=self.reconciler.pin,
+            replica=self.name,
+            version=self.reconciler.version,
+        )
+
+    @property
+    def version(self) -> int:
+        return self.reconciler.version
+
+    @property
+    def pinned(self) -> int | None:
+        return self.reconciler.pinned
+
+    async def settled(self) -> None:
+        await self.reconciler.settled()
+
+    def heartbeat(self) -> Heartbeat:
+        """What the board shows of this replica now."""
+        tally, condition = self.harvester.tally, self.health.now()
+        return Heartbeat(
+            replica=self.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            state=condition.state,
+            policy=self._config.model.name,
+            version=self.reconciler.version,
+            seats_total=self._config.engine.max_num_seqs,
+            seats_users=self.users.held,
+            seats_rollouts=self.keeper.seats.held,
+            seat_limit=self.keeper.limit,
+            slo_breaches=self.keeper.breaches,
+            rollout_tokens=tally.generated + self.harvester.in_flight,
+            user_requests=self.users.requests_ended,
+            rehearsal_gap=self._rehearsal_gap,
+            pushes=tuple(self.reconciler.pushes),
+            started_at=self._started_at,
+            sent_at=time.time(),
+            detail=condition.reason or self.reconciler.detail,
+            pinned=None if condition.state is ReplicaState.DEAD else self.reconciler.pinned,
+            rollout_cuts=tally.cuts,
+            rollout_salvaged=tally.salvaged,
+            rollout_prefilled_again=tally.prefilled_again,
+            rollout_lost=tally.lost,
+            user_failures=condition.user_failures,
+            sharing=self._config.sharing.mode,
+            max_lora_rank=self._config.sharing.max_lora_rank if self._config.sharing.max_loras else None,
+            role=self.role,
+            switches=() if self.roles is None else self.roles.log.records,
+            lends=0 if self.roles is None else self.roles.log.ended[ReplicaRole.ROLLOUT],
+            reclaims=0 if self.roles is None else self.roles.log.ended[ReplicaRole.SERVING],
+        )
+
+    @contextmanager
+    def request(self, sequences: int) -> Iterator[Answer]:
+        """A user's request of so many sequences, from its arrival to its end; tell the answer what came of it."""
+        if self._load is None:
+            raise ReplicaUnhealthy("the replica is starting")
+        with self.users.hold(sequences), self._load.request(sequences) as answer:
+            yield answer
+
+    def stats(self) -> ReplicaStats | None:
+        """What the autoscaler asks; None before the engine's speed is known."""
+        if self._load is None:
+            return None
+        return replica_stats(
+            self._load,
+            self.users,
+            self.keeper.seats,
+            total=self._config.engine.max_num_seqs,
+            rollouts_waiting=self._rollouts_waiting,
+            lent=not self.takes_users,
+        )
+
+    def _role_loop(self, swap: WeightSwap) -> RoleLoop:
+        return RoleLoop(
+            replica=self.name,
+            fleet=self._config.fleet,
+            wishes=RedisWishes(self._store),
+            config=self._config.lending,
+            policy=self._config.model.path,
+            production=self._config.served.path,
+            swap=swap,
+            tolerance=self._config.push.canary_tolerance,
+            reconciler=self.reconciler,
+            harvester=self.harvester,
+            keeper=self.keeper,
+            changed=self.reconciler.news.set,
+        )
+
+    async def _measure_idle(self) -> None:
+        """What the engine does without work: the autoscaler counts in it, and an SLO must leave room for it."""
+        speed = await measure(self._engine, self._config.engine.max_num_seqs, clock=time.perf_counter)
+        check_attainable(self._config.slo, speed)
+        self.keeper.calibrate(speed)
+        self._load = UserLoad(
+            speed,
+            window_s=self._config.autoscaling.rate_window_s,
+            rollouts=lambda: None if self.keeper.seats.held else self.harvester.tally.generated,
+            clock=time.perf_counter,
+        )
+
+    async def _beat(self) -> None:
+        news = self.reconciler.news
+        while True:
+            self._mind_stop()
+            try:
+                await self._refresh_queues()
+                await self._board.heartbeat(self._config.fleet, self.heartbeat(), ttl_s=_BEAT_TTL_S)
+            except StoreUnavailable as error:
+                _log.warning("heartbeat_failed", error=str(error))
+            except Exception:  # users are served without a heartbeat too, and nothing ends their engine for want of one
+                _log.exception("heartbeat_failed")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_BEAT_S):
+                    await news.wait()
+            news.clear()
+
+    def _mind_stop(self) -> None:
+        """Rollouts leave when Serve begins to stop the replica: users' last requests may take all of its grace."""
+        if stopping():
+            cancel_named(self._tasks, "harvest")
+
+    async def _refresh_queues(self) -> None:
+        for run in await self._board.runs(self._config.fleet):
+            if run not in self._queues:
+                self._queues[run] = RedisQueue(self._store, run)
+        depths = [await queue.stats() for queue in self._queues.values()]
+        self._rollouts_waiting = sum(sum(depth.queued.values()) for depth in depths)
