@@ -34,7 +34,6 @@ _SALVAGE_AGAIN_S = 5.0
 _FAREWELL_S = 10.0
 """For all groups to be given back when the replica stops."""
 _STOPPED = "replica stopped"
-_NO_SEAT = "users need the seats of the replica"
 
 _log = structlog.get_logger(__name__)
 
@@ -275,7 +274,7 @@ class Harvester:
         elif held.idle_since is None:
             held.idle_since = now
         elif now - held.idle_since > self._config.give_back_s:
-            self._part(held, _NO_SEAT)
+            self._part(held, "users need the seats of the replica")
 
     async def _give_back(self, held: _Held) -> None:
         """With what there is of its samples."""
