@@ -89,7 +89,6 @@ def test_a_replica_goes_to_rollouts_and_comes_back_and_users_always_have_their_m
         assert 'part="verified"' in page
         assert [group.state for group in client.stream(rollout, wait_s=120)] == ["delivered"] * _GROUPS
     assert ask(fleet) == expected
-    print({r["replica"]: r["switches"] for r in replicas(fleet)})
 
 
 def parts(replica: dict[str, Any]) -> dict[str, float]:
