@@ -38,7 +38,7 @@ test-trainer: # the trainer, without engines
 	@$(PY) -m pytest $(TRAINER_TESTS) --durations 10 $(PYTEST_ARGS)
 
 e2e-demo e2e-train: # each waits for its own fleet most of the time, so the two go side by side
-	@$(PY) -m pytest tests/e2e/$(if $(filter %-demo,$@),test_demo.py,test_serve_and_train.py) --durations 10 $(PYTEST_ARGS)
+	@$(PY) -m pytest $(addprefix tests/e2e/test_,$(if $(filter %-demo,$@),demo.py,serve_and_train.py adapter_run.py)) --durations 10 $(PYTEST_ARGS)
 
 unit: setup ## the unit tier alone
 	@$(PY) -m pytest tests/unit $(PYTEST_ARGS)

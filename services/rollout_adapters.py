@@ -80,11 +80,6 @@ class RolloutAdapters:
         """When the last load ended, monotonic; infinite while the engine may stand still for one."""
 
     @property
-    def watched(self) -> bool:
-        """Whether the engine may stand still now, for no longer than the watchdog allows."""
-        return math.isinf(self.still_until)
-
-    @property
     def max_model_len(self) -> int:
         return self._engine.max_model_len
 

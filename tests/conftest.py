@@ -10,10 +10,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from deploy.embedded_redis import EmbeddedRedis
 from rollout.errors import StoreUnavailable
 from tests.running_fleet import RunningFleet, run_fleet
+
+# How long one example takes says more about the machine's other work than about the code.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 BENCH = Path(__file__).parent / "bench"
 

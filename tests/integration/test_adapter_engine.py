@@ -18,7 +18,6 @@ from rollout.weights import version_dir
 from services.adapter_rehearsal import rehearse_adapter
 from services.adapters import Phase
 from services.config import EngineConfig, SharingConfig
-from services.rehearsal import canary_ids
 from services.replica import Replica
 from services.rollout_adapters import RolloutAdapters
 from services.staging import Staging
@@ -30,7 +29,7 @@ from tests.tiny_models import build_endless_policy
 pytestmark = pytest.mark.timeout(480)
 
 GREEDY = Sampling(max_tokens=24, temperature=0.0)
-LONG = Sampling(max_tokens=2000)
+LONG = Sampling(max_tokens=600)
 """Some seconds, in which a few pushes fit."""
 USER_PROMPT = tuple(range(70, 102))
 """Two blocks of the prefix cache."""
@@ -103,7 +102,6 @@ async def test_users_on_the_base_get_the_same_answer_before_during_and_after_pus
     async with rig.trainer(config) as (trainer, queue), rig.replica(config) as replica:
         await trainer.beat_where(lambda b: b.state is ReplicaState.HEALTHY)
         before = await user(rig)
-        submission = await queue.submit([request(n=3, sampling=LONG)] * 2)
         answers: list[Partial] = []
 
         async def ask() -> None:
@@ -111,22 +109,25 @@ async def test_users_on_the_base_get_the_same_answer_before_during_and_after_pus
                 answers.append(await user(rig))
 
         asking = asyncio.create_task(ask())
+        submissions = []
         for version in (1, 2, 3):
-            beat = await pushed(trainer)
-            assert beat.version == version
-            push = beat.pushes[-1]
-            assert (push.path, push.verified, push.canary_gap < 2e-3) == (PushPath.COLLECTIVE, True, True)
+            push = (await pushed(trainer)).pushes[-1]
+            assert (push.version, push.path, push.verified) == (version, PushPath.COLLECTIVE, True)
+            assert push.canary_gap < 2e-3
             assert 0 < push.pause_s < 5
-        groups = await finished(queue, submission.group_ids)
+            submissions.append(await queue.submit([request(n=2, sampling=LONG)]))
+            await generating(replica, 2 * version)
+        during = len(answers)
+        groups = [group for s in submissions for group in await finished(queue, s.group_ids)]
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await settled_to(rig, replica, [3])
         after = await user(rig)
-    assert len(answers) > 3
+    assert len(answers) > during + 3
     assert {answer.token_ids for answer in (*answers, after)} == {before.token_ids}
     assert after.logprobs == pytest.approx(before.logprobs, abs=1e-4)
     seen = {s.version for g in groups for x in g.samples_G for s in x.segments[0].version_spans}
-    assert len(seen) > 1
+    assert seen == {1, 2, 3}
 
 
 async def test_rollouts_have_the_logprobs_that_peft_computes(rig: Rig) -> None:
@@ -243,7 +244,7 @@ async def test_an_adapter_that_cannot_be_loaded_leaves_the_engine_as_it_was(rig:
         await trainer.beat_where(lambda b: b.version == again.version)
 
 
-async def test_the_rehearsal_passes_and_notices_a_layer_left_out(rig: Rig) -> None:
+async def test_the_rehearsal_passes_whatever_the_size_of_the_model(rig: Rig) -> None:
     staging = Staging(Path("/dev/shm"), rig.config("x").fleet)
     staging.prepare()
     ways = RolloutAdapters(rig.engine, places=2, first=100, max_rank=8, watchdog_s=30)
@@ -254,6 +255,5 @@ async def test_the_rehearsal_passes_and_notices_a_layer_left_out(rig: Rig) -> No
                 ways, model=rig.model, staging=staging, dtype="float32", tolerance=0.05, **limit
             )
             assert gap < 0.01
-        assert await ways.base_scores(canary_ids(64))
     finally:
         staging.close()
