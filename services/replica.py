@@ -257,6 +257,15 @@ class Replica:
         with self.users.hold(sequences), self._load.request(sequences) as answer:
             yield answer
 
+    def answered(self) -> None:
+        """A user has an item of an answer."""
+        if self.roles is not None:
+            self.roles.log.first_token()
+
+    def failed(self) -> None:
+        """The engine failed a user's request."""
+        self.health.meet(Event.FAILED)
+
     def stats(self) -> ReplicaStats | None:
         """What the autoscaler asks; None before the engine's speed is known."""
         if self._load is None:
