@@ -57,7 +57,7 @@ class Lender:
         self._in_flight = in_flight
         self._clock = clock
         self._holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._zone = ZoneInfo(config.lending.timezone)
+        self._zone = ZoneInfo(config.lending.time_zone)
         self._forecast = Forecast()
         self._meter = Meter(Price(config.lending.tokens_per_s, config.lending.switch_s))
         self._waiting, self._asked_at = 0, float("-inf")

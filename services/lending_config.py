@@ -13,7 +13,7 @@ class LendingConfig(Settings):
 
     production: ModelConfig | None = None
     """What users are served: path and name. Of the policy's architecture, tokenizer and chat template."""
-    timezone: str = "UTC"
+    time_zone: str = "UTC"
     """Of the calendar, such as Europe/Berlin."""
     calendar: tuple[LendWindow, ...] = ()
     """Windows {days, start, end, replicas}; nothing is lent outside of them. Without any, lending knows no hours."""
@@ -46,7 +46,7 @@ class LendingConfig(Settings):
     """A lent replica that hears nothing of the gateway's decision for so long goes back to users."""
     poll_s: float = Field(default=0.05, gt=0, le=10)
 
-    @field_validator("timezone")
+    @field_validator("time_zone")
     @classmethod
     def _known_zone(cls, name: str) -> str:
         try:

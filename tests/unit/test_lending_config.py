@@ -45,7 +45,7 @@ def test_users_are_served_the_production_model_where_replicas_are_lent_and_else_
     [
         ({"production": None}, ["sharing.mode=lend", "lending.production.path"]),
         ({"min_serving": 2}, ["lending.min_serving=2", "autoscaling.max_replicas=2"]),
-        ({"timezone": "Mars/Olympus"}, ["Mars/Olympus"]),
+        ({"time_zone": "Mars/Olympus"}, ["Mars/Olympus"]),
         (
             {
                 "calendar": [
@@ -101,7 +101,7 @@ max_replicas = 4
 [fleet.sharing]
 mode = "lend"
 [fleet.lending]
-timezone = "Europe/Berlin"
+time_zone = "Europe/Berlin"
 production = {path = "production", name = "assistant"}
 [[fleet.lending.calendar]]
 days = ["mon", "tue"]
