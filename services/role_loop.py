@@ -21,7 +21,7 @@ from services.lending_config import LendingConfig
 from services.reconcile import Reconciler
 from services.roles import Event, Limits, Standing, after, expires_at
 from services.seat_keeper import SeatKeeper
-from services.swap import EngineBroken, WeightSwap
+from services.swap import WeightSwap
 from services.switch_log import SwitchLog
 
 _WANTED = "users need the replica"
@@ -207,7 +207,7 @@ class RoleLoop:
         self._keeper.allow(self.standing.role)
         self._changed()
         if self.standing.role is ReplicaRole.BROKEN:
-            raise EngineBroken(f"the production model {self._production} did not come back: {event.value}")
+            self._swap.give_up(f"the production model {self._production} did not come back: {event.value}")
 
     def _write(self, before: ReplicaRole, event: Event) -> None:
         """Into the log of switches."""

@@ -123,7 +123,7 @@ class NoFleet:
 class Stand:
     def __init__(self, tmp: Path, **lending: Any) -> None:
         self.engine, self.wishes, self.now = Engine(), WishList(), 100.0
-        swap = WeightSwap(self.engine, watchdog_s=5)
+        self.swap = swap = WeightSwap(self.engine, watchdog_s=5)
         self.keeper = SeatKeeper(
             total=4,
             harvest=HarvestConfig(),
@@ -262,6 +262,7 @@ async def test_a_production_model_that_does_not_come_back_is_the_end_of_the_repl
     with pytest.raises(EngineBroken, match="did not come back"):
         await stand.step("r")
     assert (stand.role, stand.engine.loads[-RESTORES:]) == (ReplicaRole.BROKEN, [PRODUCTION] * RESTORES)
+    assert "did not come back" in stand.swap.broken
 
 
 async def test_no_weights_are_swapped_while_a_sample_is_being_generated(tmp_path: Path) -> None:
