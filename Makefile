@@ -8,7 +8,7 @@ DEMO_ARGS ?=
 RECIPE ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo demo-ppo test test-fleet test-trainer e2e-demo e2e-train unit check check-types units-1 units-2 bench-coserve bench-loop bench-staleness bench-trainer gpu-check lock clean
+.PHONY: help setup demo demo-ppo test test-fleet test-trainer e2e-demo e2e-train unit check check-types units-1 units-2 bench-coserve bench-loop bench-simulate bench-staleness bench-trainer gpu-check lock clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -66,6 +66,9 @@ bench-staleness: setup ## reward against staleness and correction into runs/benc
 
 bench-trainer: setup ## a step of the trainer beside a bare DeepSpeed loop into runs/bench/trainer.json and trainer.png
 	@$(PY) tests/bench/bench_trainer.py $(BENCH_ARGS)
+
+bench-simulate: setup ## how long a simulated day of 1,000 replicas takes, into runs/bench/simulate.json and simulate.png
+	@PYTHONPATH=$(CURDIR) $(PY) tests/bench/bench_simulate.py $(BENCH_ARGS)
 
 # Without `setup`, whose environment has vLLM and Ray: any Python with torch for CUDA and DeepSpeed will do.
 GPU_PYTHON ?= $(if $(wildcard $(PY)),$(PY),python3)

@@ -132,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_record(commands)
     _add_demo(commands)
     _add_rollout(commands)
+    _add_simulate(commands)
     _add_status(commands)
     _add_doctor(commands)
     version = commands.add_parser("version", help="print the version", description="Print the version.")
@@ -157,6 +158,16 @@ def _port(text: str) -> int:
 
 def _positive(text: str) -> int:
     return _between(text, 1, sys.maxsize)
+
+
+def _above_zero(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 < number < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0 and below a billion")
+    return number
 
 
 def _between(text: str, low: int, high: int) -> int:
@@ -275,6 +286,49 @@ def _add_rollout(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         _with_debug(verb)
 
 
+def _add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = (
+        "What a fleet would harvest beside the users of a trace, and what those would feel. Nothing is started. See"
+        " docs/simulate.md."
+    )
+    parser = commands.add_parser(
+        "simulate", help="what a fleet would harvest, and at what risk", description=text, allow_abbrev=False
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--trace", type=_path, metavar="FILE", help="users: arrivals or rates, JSONL or CSV")
+    what.add_argument("--example-trace", action="store_true", help="print a trace of a day to begin with")
+    what.add_argument("--calibrate", type=_path, metavar="BENCH", help="print the engine of a run of bench-coserve")
+    what.add_argument(
+        "--validate", type=_path, metavar="BENCH", help="hold the simulator against a run of bench-coserve"
+    )
+    parser.add_argument("--replicas", type=_positive, default=1, help="the most there are (default 1)")
+    parser.add_argument("--hours", type=_above_zero, default=24.0, help="of the trace, from its beginning (default 24)")
+    parser.add_argument(
+        "--settings", type=_path, metavar="FILE", help="TOML as for serve: fleet.harvest, fleet.slo, ..."
+    )
+    parser.add_argument(
+        "--engine", type=_path, metavar="FILE", help="as --calibrate prints it (default: a small CPU one)"
+    )
+    parser.add_argument("--train-step-s", type=_above_zero, help="with a trainer whose steps take so long")
+    parser.add_argument(
+        "--push-every-s", type=_above_zero, default=60.0, help="without a trainer: new weights so often"
+    )
+    parser.add_argument(
+        "--way", choices=["requests", "replicas"], help="simulate every request, or one replica at each load"
+    )
+    parser.add_argument(
+        "--sweep", action="store_true", help="other headrooms, reserves and budgets beside these settings"
+    )
+    parser.add_argument("--json", type=_path, metavar="FILE", help="write all figures")
+    parser.add_argument("--plot", type=_path, metavar="FILE", help="draw the day as PNG")
+    parser.add_argument("--out", type=_path, metavar="FILE", help="write the engine of --calibrate")
+    parser.add_argument("--load", default="50", help="of the run, to calibrate with (default 50)")
+    parser.add_argument("--peak", type=_above_zero, default=3.0, help="users a second at most, of --example-trace")
+    parser.add_argument("--seed", type=int, default=0)
+    _with_flags(parser)
+    parser.set_defaults(run=_simulate)
+
+
 def _add_status(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("status", help="the fleet, its queues and its ledger", description="Ask the gateway.")
     _with_gateway(parser)
@@ -342,6 +396,12 @@ def _rollout_cancel(args: argparse.Namespace, _flags: list[str]) -> int:
     from deploy.rollouts import cancel
 
     return cancel(args)
+
+
+def _simulate(args: argparse.Namespace, flags: list[str]) -> int:
+    from deploy.simulate import run as simulate
+
+    return simulate(args, flags)
 
 
 def _status(args: argparse.Namespace, _flags: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 _STEPS = 256
@@ -12,7 +13,8 @@ _FEWEST_STEPS = 3
 class StepLog:
     """A stat logger of vLLM, by its interface (`vllm.v1.metrics.loggers`): called in the engine client's event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.steps = 0
         """Since the start, those that only read a part of a prompt too."""
         self.kv_usage = 0.0
@@ -25,10 +27,10 @@ class StepLog:
             self.steps += 1
             self.kv_usage = float(scheduler_stats.kv_cache_usage)
         if iteration_stats is not None and (gaps := iteration_stats.inter_token_latencies_iter):
-            self._gaps.append((time.monotonic(), sum(gaps) / len(gaps)))
+            self._gaps.append((self._clock(), sum(gaps) / len(gaps)))
 
     def step_s(self, since: float) -> float | None:
-        """Mean time between two tokens of a sequence, of the steps that began and ended after `since` (monotonic)."""
+        """Mean time between two tokens of a sequence, of the steps that began and ended after `since`, by the clock."""
         found = [gap for at, gap in self._gaps if at - gap >= since]
         return sum(found) / len(found) if len(found) >= _FEWEST_STEPS else None
 

@@ -1,0 +1,217 @@
+"""A measured run to calibrate with and to be held against: what `make bench-coserve` writes."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from deploy.config import describe
+from deploy.simulation.engine_model import EngineModel
+from deploy.simulation.live import constant, play
+from deploy.simulation.scene import Scene
+from deploy.simulation.trace import Arrival, RatePoint
+from deploy.simulation.users import arrivals
+from rollout.errors import ConfigError
+from services.config import FleetOptions
+from services.slo import SloConfig
+
+USER_PROMPT, USER_TOKENS = 64, 64
+"""Of each user of the bench."""
+_WARM_S = 10.0
+_PARTS = 24
+
+
+class Percentiles(BaseModel):
+    """Seconds."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    p50: float | None = None
+    p95: float | None = None
+
+
+class _Idle(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    ttft_s: Percentiles
+    tpot_s: Percentiles
+
+
+class _Pushes(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    pause_s: Percentiles
+
+
+class _Series(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    seconds: list[float]
+    users_s: list[float]
+    seats_rollouts: list[float | None]
+
+
+class Cell(BaseModel):
+    """One arm at one load."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    arm: str
+    load: str
+    seats: int | None
+    rate: float
+    seconds: float
+    requests: int
+    attainment: float | None = None
+    attainment_interval: tuple[float, float] | None = None
+    ttft_s: Percentiles = Percentiles()
+    tpot_s: Percentiles = Percentiles()
+    harvested_tokens_s: float
+    pushes: _Pushes
+    series: _Series
+
+    @property
+    def rollouts(self) -> float:
+        """In seats, on average."""
+        found = [seats for seats in self.series.seats_rollouts if seats is not None]
+        return sum(found) / len(found) if found else 0.0
+
+    @property
+    def batch(self) -> float:
+        """Sequences in the engine, on average: users by Little's law."""
+        if not self.requests or self.ttft_s.p50 is None or self.tpot_s.p50 is None:
+            return self.rollouts
+        users_s = sum(self.series.users_s) / max(1, len(self.series.users_s))
+        return self.rollouts + users_s * (self.ttft_s.p50 + USER_TOKENS * self.tpot_s.p50)
+
+
+class _Plan(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    seats: int
+    seed: int
+    push_every_s: float
+
+
+class _Targets(BaseModel):
+    ttft_s: float
+    tpot_s: float
+
+
+class Bench(BaseModel):
+    """The figures of a run."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    plan: _Plan
+    slo: _Targets
+    idle: _Idle
+    cells: dict[str, Cell]
+
+    @property
+    def promise(self) -> SloConfig:
+        return SloConfig(ttft_s=self.slo.ttft_s, tpot_s=self.slo.tpot_s)
+
+
+def read_bench(path: Path) -> Bench:
+    """Raises ConfigError where it cannot be read, or a run was ended before it had measured enough."""
+    try:
+        return Bench.model_validate(json.loads(path.read_text()))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {describe(error)}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Of one cell."""
+
+    attainment: float | None
+    harvest_s: float
+    ttft_p50_s: float | None
+    ttft_p95_s: float | None
+    tpot_p50_s: float | None
+
+
+def predict(bench: Bench, cell: Cell, model: EngineModel, *, seconds: float, seeds: int = 1) -> Predicted:
+    """The cell simulated for at most `seconds`, the mean of so many runs of the engine before the same users."""
+    stories = [
+        play(
+            replace(scene_of(bench, cell, model), seed=bench.plan.seed + 1000 * number),
+            _users(bench, cell),
+            seconds=min(seconds, cell.seconds),
+            span_s=min(seconds, cell.seconds) / _PARTS,
+            warm_s=_WARM_S,
+        )
+        for number in range(seeds)
+    ]
+    shares = [story.parts.attainment for story in stories]
+    waits = [second for story in stories for second in story.ttft_s]
+    return Predicted(
+        attainment=None if None in shares else sum(share or 0.0 for share in shares) / seeds,
+        harvest_s=sum(story.parts.harvest_s for story in stories) / seeds,
+        ttft_p50_s=_percentile(waits, 0.5),
+        ttft_p95_s=_percentile(waits, 0.95),
+        tpot_p50_s=_percentile([second for story in stories for second in story.tpot_s], 0.5),
+    )
+
+
+def scene_of(bench: Bench, cell: Cell, model: EngineModel) -> Scene:
+    """The fleet as the bench has it in this arm."""
+    harvest, guarded = _arm(cell)
+    options: dict[str, Any] = {"engine": {"max_num_seqs": bench.plan.seats}, "harvest": harvest}
+    if guarded:
+        options["slo"] = {"ttft_s": bench.slo.ttft_s, "tpot_s": bench.slo.tpot_s}
+    return Scene(
+        model=model,
+        options=FleetOptions.model_validate(options),
+        replicas=1,
+        training=None,
+        push_every_s=None if cell.arm == "users" else bench.plan.push_every_s,
+        promise=bench.promise,
+        seed=bench.plan.seed,
+    )
+
+
+def _arm(cell: Cell) -> tuple[dict[str, Any], bool]:
+    """Settings of the harvest, and whether the guard steers."""
+    match cell.arm:
+        case "users":
+            return {"max_seats": 0}, False
+        case "guard":
+            return {}, True
+        case "unguarded":
+            return {"user_reserve": 0, "preempt": False}, False
+        case "constant":
+            return {"user_reserve": 0, "max_seats": cell.seats}, False
+        case _:
+            return {"user_reserve": 0}, False
+
+
+def _users(bench: Bench, cell: Cell) -> Iterator[Arrival]:
+    """Those of the warm-up come at the rate of the first to be measured."""
+    seed, until = bench.plan.seed, _WARM_S + cell.seconds
+    if not cell.requests:
+        return iter(())
+    if cell.load != "day":
+        return constant(cell.rate, seconds=until, prompt=USER_PROMPT, tokens=USER_TOKENS, seed=seed)
+    step_s = cell.seconds / len(cell.series.users_s)
+    points = [
+        RatePoint(_WARM_S + number * step_s, rate, USER_PROMPT, USER_TOKENS)
+        for number, rate in enumerate(cell.series.users_s)
+    ]
+    warm = replace(points[0], time=0.0)
+    return arrivals([warm, *points], seconds=until, seed=seed)
+
+
+def _percentile(values: list[float], share: float) -> float | None:
+    """Nearest rank; None of nothing."""
+    ranked = sorted(values)
+    return ranked[math.ceil(len(ranked) * share) - 1] if ranked else None

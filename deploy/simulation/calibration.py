@@ -1,0 +1,132 @@
+"""An engine's model from a measured run: that with which the simulator repeats what was measured at one load.
+
+idle users -> a step of one sequence, door, prompts      rollouts alone and the cells of one load -> steps of more
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+from deploy.simulation.bench import USER_PROMPT, Bench, Cell, predict
+from deploy.simulation.engine_model import EngineModel
+from rollout.errors import ConfigError
+
+_Z95 = 1.645
+_ROUNDS = 3
+_SECONDS = 90.0
+"""Of each cell, a round."""
+_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0)
+"""Of an idle user's wait beyond one step that computing the prompt may take; the rest is the way to the engine."""
+_ALIKE = 1.25
+"""Batches whose sizes are not farther apart share a point."""
+_MOST_MISSED = 1.0
+"""Logarithm by which one round moves a point at most."""
+_SEEDS = 6
+"""Of the runs that decide between shares: tails vary."""
+_POINT = 10.0
+"""A point of attainment weighs as much as a tenth of a wait."""
+
+
+def calibrate(
+    bench: Bench, *, at: str, progress: Callable[[str, float], None], seconds: float = _SECONDS
+) -> EngineModel:
+    """By the cells of load `at` and those without users, of which a round simulates so many `seconds` each. Raises
+    ConfigError where there are none."""
+    cells = [cell for cell in bench.cells.values() if cell.load == at or cell.arm == "rollouts"]
+    if not any(cell.load == at for cell in cells):
+        known = sorted({cell.load for cell in bench.cells.values() if cell.load})
+        raise ConfigError(f"--load {at}: not in the run, whose loads are {', '.join(known) or 'none'}")
+    found: list[tuple[float, EngineModel]] = []
+    for number, share in enumerate(_SHARES):
+        model = _first(bench, cells, share)
+        for turn in range(_ROUNDS):
+            model = _closer(bench, cells, model, seconds)
+            progress("calibrating", (number + (turn + 1) / _ROUNDS) / len(_SHARES))
+        found.append((_waits_missed(bench, cells, model), model))
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+def _first(bench: Bench, cells: Sequence[Cell], share: float) -> EngineModel:
+    """From what idle users felt; steps of larger batches are the users' pace at that batch."""
+    first_s, token_s = bench.idle.ttft_s.p50, bench.idle.tpot_s.p50
+    if first_s is None or token_s is None:
+        raise ConfigError("idle: the run has no latencies of users alone, one at a time")
+    beyond_s = max(1e-4, first_s - token_s)
+    door_s = max(1e-4, (1 - share) * beyond_s)
+    late_s = (bench.idle.ttft_s.p95 or first_s) - first_s
+    pauses = [cell.pushes.pause_s.p50 for cell in cells if cell.pushes.pause_s.p50 is not None]
+    return EngineModel(
+        decode_s=_rising(_points(cells, token_s)),
+        prefill_token_s=share * beyond_s / USER_PROMPT,
+        door_s=door_s,
+        door_spread=min(1.0, math.log1p(late_s / door_s) / _Z95),
+        drift=min(1.0, math.log((bench.idle.tpot_s.p95 or token_s) / token_s) / _Z95),
+        pause_s=sum(pauses) / len(pauses) if pauses else 0.0,
+    )
+
+
+def _points(cells: Sequence[Cell], alone_s: float) -> list[tuple[int, float]]:
+    """(sequences, seconds from token to token) of one sequence and of each cell, those of like size together."""
+    found = sorted((cell.batch, pace) for cell in cells if cell.batch > _ALIKE and (pace := _measured(cell)))
+    points: list[tuple[int, float]] = [(1, alone_s)]
+    for batch, pace in found:
+        size, seconds = points[-1]
+        if size > 1 and batch <= size * _ALIKE:
+            points[-1] = (size, (seconds + pace) / 2)
+        else:
+            points.append((max(size + 1, round(batch)), pace))
+    return points
+
+
+def _measured(cell: Cell) -> float | None:
+    """Seconds from one token to the next of a sequence, users' or rollouts'."""
+    if cell.requests:
+        return cell.tpot_s.p50
+    return cell.rollouts / cell.harvested_tokens_s if cell.harvested_tokens_s else None
+
+
+def _closer(bench: Bench, cells: Sequence[Cell], model: EngineModel, seconds: float) -> EngineModel:
+    """Steps longer or shorter where the simulated cells were too fast or too slow; that of one sequence is known."""
+    misses = [(cell.batch, miss) for cell in cells if (miss := _miss(bench, cell, model, seconds)) is not None]
+    first, *others = model.decode_s
+    steps = [first]
+    for size, step_s in others:
+        near = [miss for batch, miss in misses if 1 / _ALIKE <= batch / size <= _ALIKE]
+        steps.append((size, step_s * math.exp(sum(near) / len(near)) if near else step_s))
+    return model.model_copy(update={"decode_s": _rising(steps)})
+
+
+def _miss(bench: Bench, cell: Cell, model: EngineModel, seconds: float) -> float | None:
+    """Logarithm of measured beside simulated time between tokens, with as many rollouts as were measured: a guard would
+    make up for steps that are wrong."""
+    held = cell if cell.arm in {"users", "rollouts"} else cell.model_copy(update=_constant(cell))
+    predicted = predict(bench, held, model, seconds=seconds)
+    found = []
+    if cell.tpot_s.p50 and predicted.tpot_p50_s:
+        found.append(math.log(cell.tpot_s.p50 / predicted.tpot_p50_s))
+    if cell.harvested_tokens_s and predicted.harvest_s and cell.arm != "users":
+        found.append(math.log(predicted.harvest_s / cell.harvested_tokens_s))
+    return max(-_MOST_MISSED, min(_MOST_MISSED, sum(found) / len(found))) if found else None
+
+
+def _constant(cell: Cell) -> dict[str, object]:
+    return {"arm": "constant", "seats": round(cell.rollouts)}
+
+
+def _waits_missed(bench: Bench, cells: Sequence[Cell], model: EngineModel) -> float:
+    """How far users' first tokens are missed: squares of the logarithms of their median and 95th percentile, and of
+    attainment in points. Pushes make the tail, and prompts are what they cost; where users wait for rollouts to end,
+    the tail is made of that."""
+    found = 0.0
+    for cell in (cell for cell in cells if cell.requests and cell.arm != "unguarded"):
+        predicted = predict(bench, cell, model, seconds=cell.seconds, seeds=_SEEDS)
+        pairs = ((cell.ttft_s.p50, predicted.ttft_p50_s), (cell.ttft_s.p95, predicted.ttft_p95_s))
+        found += sum(math.log(seen / simulated) ** 2 for seen, simulated in pairs if seen and simulated)
+        if cell.attainment is not None and predicted.attainment is not None:
+            found += (_POINT * (cell.attainment - predicted.attainment)) ** 2
+    return found
+
+
+def _rising(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """A larger batch never takes less."""
+    return tuple(zip((size for size, _ in points), accumulate((seconds for _, seconds in points), max), strict=True))

@@ -1,0 +1,146 @@
+"""A large fleet over a day: replicas of one class in a steady state, a tick of ten seconds, groups as amounts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from deploy.simulation.learner import Learner
+from deploy.simulation.parts import Parts
+from deploy.simulation.response import Response
+from deploy.simulation.scaling import Fleet, first_replicas, scaling_of
+from deploy.simulation.scene import Scene
+from deploy.simulation.trace import Load
+from services.autoscaling.demand import FleetLoad, replicas_for_users
+
+TICK_S = 10.0
+_RESAMPLES = 500
+_SEEN_EVERY = 360
+"""Ticks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """One tick of the fleet."""
+
+    rate: float
+    """Users a second."""
+    running: int
+    held: float = 0.0
+    """Users in a replica."""
+    wanted: float = 0.0
+    """Seats of a replica that rollouts would hold without the trainer's gate."""
+    seats: float = 0.0
+    """That they hold."""
+    tokens_s: float = 0.0
+    """Of rollouts, all replicas together."""
+
+    @property
+    def each(self) -> float:
+        """Users a second and replica."""
+        return self.rate / self.running
+
+
+class Day:
+    """What came of it, once `run` has returned."""
+
+    def __init__(self, scene: Scene, load: Load, response: Response, *, span_s: float) -> None:
+        """`load` has spans of TICK_S."""
+        self._scene = scene
+        self._load = load
+        self._response = response
+        self._fleet = fleet_at_start(scene, load)
+        self.learner = Learner(scene.training, scene.model.work)
+        self.parts = Parts(span_s, max(1, round(load.seconds / span_s)))
+        self.users_L = np.zeros(len(response.rates_L))
+        """Users by the level of load at which they were served."""
+
+    def run(self, seen: Callable[[float], None]) -> None:
+        """`seen` hears the time now and then."""
+        for number, rate in enumerate(self._load.rates):
+            now = number * TICK_S
+            before = self._moment(rate, self._fleet.running)
+            moment = self._moment(rate, self._fleet.follow(figures(self._scene, self._load, before), now))
+            tokens = moment.tokens_s * TICK_S
+            self.learner.generate(tokens, seats=moment.seats * moment.running, now=now, seconds=TICK_S)
+            self._note(moment, min(self.parts.count - 1, int(now / self.parts.span_s)))
+            if not number % _SEEN_EVERY:
+                seen(now)
+
+    def interval(self, *, seed: int) -> tuple[float, float] | None:
+        """95 % of the attainment, by bootstrap over the parts of each level (Efron 1979); None without users."""
+        total = self.users_L.sum()
+        if not total:
+            return None
+        source, shape = np.random.default_rng(seed), self._response.users_LP.shape
+        found = []
+        for _ in range(_RESAMPLES):
+            shares_L = self._response.attainment(source.integers(0, shape[1], shape))
+            found.append(float((self.users_L * shares_L).sum() / total))
+        low, high = np.quantile(found, (0.025, 0.975))
+        return float(low), float(high)
+
+    def _moment(self, rate: float, running: int) -> _Moment:
+        response, each = self._response, rate / running
+        held, wanted = response.at(response.held_L, each), response.at(response.rollouts_L, each)
+        allowed = self.learner.seats(running)
+        seats = wanted if allowed is None else min(allowed, wanted)
+        tokens_s = running * response.at(response.harvest_L, each)
+        if seats < wanted:  # a smaller batch steps faster, so tokens sink less than seats
+            step_s = self._scene.model.step_s
+            tokens_s *= min(1.0, seats / wanted * step_s(held + wanted) / step_s(held + seats))
+        tokens_s = min(tokens_s, self.learner.most(TICK_S) / TICK_S)
+        return _Moment(rate, running, held, wanted, seats, tokens_s)
+
+    def _note(self, moment: _Moment, part: int) -> None:
+        response, parts, ticks = self._response, self.parts, TICK_S / self.parts.span_s
+        users = moment.rate * TICK_S
+        place, weight = response.shares(moment.each)
+        self.users_L[place] += (1 - weight) * users
+        self.users_L[place + 1] += weight * users
+        parts.users[part] += users
+        parts.inside[part] += users * response.at(response.attainment_L, moment.each)
+        parts.user_tokens[part] += moment.running * response.at(response.user_tokens_L, moment.each) * TICK_S
+        parts.rollout_tokens[part] += moment.tokens_s * TICK_S
+        parts.replicas[part] += ticks * moment.running
+        parts.rollouts[part] += ticks * moment.running * moment.seats
+        parts.held[part] += ticks * moment.running * moment.held
+        parts.limit[part] += ticks * response.at(response.limit_L, moment.each)
+
+
+def fleet_at_start(scene: Scene, load: Load) -> Fleet:
+    """As many replicas as the first users need."""
+    scaling = scaling_of(scene.options.autoscaling, scene.replicas)
+    first = figures(scene, load, _Moment(load.rates[0], 1))
+    return Fleet(
+        scaling,
+        scene.model.start_s,
+        first_replicas(scaling, replicas_for_users(first, utilisation=scaling.target_utilisation)),
+    )
+
+
+def heaviest(scene: Scene, load: Load) -> float:
+    """The most users a second that a replica meets, as the fleet follows them."""
+    fleet, most = fleet_at_start(scene, load), 0.0
+    for number, rate in enumerate(load.rates):
+        running = fleet.follow(figures(scene, load, _Moment(rate, fleet.running)), number * TICK_S)
+        most = max(most, rate / running)
+    return most
+
+
+def figures(scene: Scene, load: Load, moment: _Moment) -> FleetLoad:
+    """What the replicas would report together."""
+    total = scene.options.engine.max_num_seqs
+    speed = scene.model.idle_speed(total)
+    return FleetLoad(
+        running=moment.running,
+        reported=moment.running,
+        busy=moment.rate * speed.service_s(load.tokens),
+        capacity=speed.capacity,
+        held=moment.held * moment.running,
+        seats=total,
+        lent=0,
+        rollout_seats=moment.wanted * moment.running,
+        rollouts_held=moment.seats * moment.running,
+        rollouts_waiting=float(moment.seats >= moment.wanted > 0),
+    )

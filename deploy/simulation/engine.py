@@ -1,0 +1,89 @@
+"""An engine, step by step: who gets a token, and how long that takes."""
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from deploy.simulation.engine_model import EngineModel
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One prompt with its answer; sizes in tokens."""
+
+    size: int
+    """Prompt and answer so far."""
+    left: int
+    """Still to be generated."""
+    fresh: int
+    """To be computed before the next token."""
+    user: bool
+    made: int = 0
+
+
+@dataclass(slots=True)
+class _Step:
+    ends_at: float
+    began_at: float
+    prefill: dict[Sequence, int]
+    """Tokens of prompts that it computes."""
+
+
+class Engine:
+    """Runs steps as long as there is work; the caller says when each ends."""
+
+    def __init__(self, model: EngineModel, *, most_tokens: int, seed: int) -> None:
+        self._model = model
+        self._most_tokens = most_tokens
+        self._source = random.Random(seed)
+        self._slowness, self._drifts_at = 1.0, 0.0
+        self._step: _Step | None = None
+        self.running: list[Sequence] = []
+        self.generated = 0
+
+    @property
+    def ends_at(self) -> float | None:
+        """When the step that runs ends; None between two."""
+        return self._step.ends_at if self._step else None
+
+    def begin(self, now: float) -> None:
+        """Start a step with what is running; nothing without work."""
+        if not self.running:
+            return
+        prefill = self._prefill()
+        decoding = sum(1 for sequence in self.running if not sequence.fresh)
+        seconds = self._model.step_s(decoding, sum(prefill.values())) * self._slow(now)
+        self._step = _Step(now + seconds, now, prefill)
+
+    def end(self) -> Iterator[tuple[Sequence, float]]:
+        """End the step: every sequence that got a token, and the step's seconds. Those removed meanwhile get none."""
+        step, self._step = self._step, None
+        if step is None:
+            return
+        seconds = step.ends_at - step.began_at
+        for sequence in list(self.running):
+            if sequence.fresh:
+                sequence.fresh -= min(sequence.fresh, step.prefill.get(sequence, 0))
+                if sequence.fresh:
+                    continue
+            sequence.size += 1
+            sequence.left -= 1
+            sequence.made += 1
+            self.generated += 1
+            yield sequence, seconds
+
+    def _prefill(self) -> dict[Sequence, int]:
+        """Users' prompts first, within the tokens of one step."""
+        budget = self._most_tokens - sum(1 for sequence in self.running if not sequence.fresh)
+        parts: dict[Sequence, int] = {}
+        for sequence in sorted((s for s in self.running if s.fresh), key=lambda s: not s.user):
+            parts[sequence] = min(sequence.fresh, max(0, budget))
+            budget -= parts[sequence]
+        return parts
+
+    def _slow(self, now: float) -> float:
+        if now >= self._drifts_at:
+            self._slowness = math.exp(self._source.gauss(0.0, self._model.drift))
+            self._drifts_at = now + self._model.drift_s
+        return self._slowness

@@ -1,0 +1,109 @@
+"""How long an engine's steps take: what a simulated replica knows of its hardware and its model."""
+
+import json
+from bisect import bisect_right
+from itertools import pairwise
+from pathlib import Path
+
+from pydantic import Field, ValidationError, field_validator
+
+from deploy.config import describe
+from rollout.config import Settings
+from rollout.errors import ConfigError
+from services.idle_speed import IdleSpeed
+
+_PROBE_PROMPT, _PROBE_TOKENS = 24, 16
+"""Tokens, as `services.idle_speed` measures."""
+
+
+class WorkShape(Settings):
+    """Rollouts: groups of samples of one prompt; sizes in tokens are drawn evenly between two bounds."""
+
+    group: int = Field(default=8, ge=1)
+    prompt_tokens: tuple[int, int] = (64, 256)
+    tokens: tuple[int, int] = (64, 256)
+    """Of each sample of a group, the same for all of them."""
+
+    @field_validator("prompt_tokens", "tokens")
+    @classmethod
+    def _ordered(cls, bounds: tuple[int, int]) -> tuple[int, int]:
+        if not 1 <= bounds[0] <= bounds[1]:
+            raise ValueError(f"({bounds[0]}, {bounds[1]}) are no bounds of a number of tokens")
+        return bounds
+
+
+class EngineModel(Settings):
+    """One engine. The default was measured with a 48 M-parameter bf16 policy on two cores."""
+
+    decode_s: tuple[tuple[int, float], ...] = (
+        (1, 0.017),
+        (4, 0.023),
+        (8, 0.025),
+        (16, 0.034),
+        (32, 0.044),
+        (64, 0.093),
+    )
+    """(sequences, seconds of a step that gives each a token); straight lines between, and on beyond the last."""
+    prefill_token_s: float = Field(default=0.0004, ge=0)
+    """Seconds that each prompt token adds to its step."""
+    batched_tokens: int = Field(default=2048, ge=16)
+    """Most tokens of one step where `fleet.engine.max_num_batched_tokens` does not say; longer prompts are computed in
+    parts."""
+    door_s: float = Field(default=0.01, ge=0)
+    """From a user to the engine and back: gateway, router, tokenizer."""
+    door_spread: float = Field(default=0.1, ge=0, le=3)
+    """Standard deviation of the logarithm of `door_s`."""
+    drift: float = Field(default=0.05, ge=0, le=3)
+    """Standard deviation of the logarithm of the engine's slowness, which changes every `drift_s`."""
+    drift_s: float = Field(default=2.0, gt=0)
+    pause_s: float = Field(default=0.03, ge=0)
+    """Generation stands still for so long at each push; what runs is prefilled again, since its cache is dropped."""
+    start_s: float = Field(default=60.0, ge=0)
+    """Until a new replica serves."""
+    work: WorkShape = WorkShape()
+
+    @field_validator("decode_s")
+    @classmethod
+    def _rising(cls, points: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+        if not points or points[0][0] < 1 or points[0][1] <= 0:
+            raise ValueError("decode_s needs points (sequences >= 1, seconds > 0)")
+        for (few, short), (many, long) in pairwise(points):
+            if many <= few or long < short:
+                raise ValueError(f"decode_s: ({many}, {long:g}) after ({few}, {short:g}); both have to rise")
+        return points
+
+    def step_s(self, decoding: float, prefill: float = 0.0) -> float:
+        """Seconds of a step that gives `decoding` sequences a token and computes `prefill` tokens of prompts.
+
+        >>> model = EngineModel(decode_s=((1, 0.02), (11, 0.04)), prefill_token_s=0.001)
+        >>> [round(model.step_s(*batch), 6) for batch in ((0, 10), (1, 0), (6, 0), (21, 5))]
+        [0.03, 0.02, 0.03, 0.065]
+        """
+        return self._decode_s(max(1.0, decoding)) + self.prefill_token_s * prefill
+
+    def _decode_s(self, batch: float) -> float:
+        points = self.decode_s
+        if len(points) == 1:
+            return points[0][1]
+        place = min(max(1, bisect_right([size for size, _ in points], batch)), len(points) - 1)
+        (few, short), (many, long) = points[place - 1], points[place]
+        return max(points[0][1], short + (long - short) * (batch - few) / (many - few))
+
+    def idle_speed(self, seats: int) -> IdleSpeed:
+        """What a replica would measure of it at its start."""
+        first, token = self.step_s(1, _PROBE_PROMPT), self.step_s(1)
+        alone_s = first + (_PROBE_TOKENS - 1) * token
+        together_s = self.step_s(1, seats * _PROBE_PROMPT) + (_PROBE_TOKENS - 1) * self.step_s(seats)
+        return IdleSpeed(first, token, min(float(seats), max(1.0, seats * alone_s / together_s)))
+
+
+def read_engine(path: Path) -> EngineModel:
+    """An engine as `--calibrate` writes it. Raises ConfigError."""
+    try:
+        return EngineModel.model_validate(json.loads(path.read_text()))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {describe(error)}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error

@@ -1,0 +1,139 @@
+"""The answer to the question: how many rollout tokens, at what risk to users, with these settings."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from deploy.simulation.day import TICK_S, Day, heaviest
+from deploy.simulation.live import play
+from deploy.simulation.parts import Parts, ratio_interval
+from deploy.simulation.response import respond, without_rollouts
+from deploy.simulation.scene import Scene
+from deploy.simulation.trace import Line, load_of
+from deploy.simulation.users import arrivals
+
+FEW_REPLICAS = 8
+"""At most so many are simulated request by request."""
+FEW_HOURS = 6.0
+"""Replicas x hours; more take longer than a minute or two, and are simulated as a large fleet is."""
+_DAY_S = 86_400.0
+_PARTS = 288
+
+Way = Literal["requests", "replicas"]
+Trace = Callable[[], Iterable[Line]]
+"""Reads it from its beginning."""
+Progress = Callable[[str, float], None]
+"""Hears what is done, and which share of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one fleet with one set of settings."""
+
+    way: Way
+    """Whether every request was simulated, or one replica at each load and the fleet as many of it."""
+    seconds: float
+    parts: Parts
+    attainment_interval: tuple[float, float] | None
+    """95 %; None without users."""
+    attainment_alone: float | None
+    """Without any rollout."""
+    trained: int
+    """Groups."""
+    stale: int
+    pushes: int
+
+    @property
+    def users(self) -> int:
+        return round(float(self.parts.users.sum()))
+
+    @property
+    def attainment(self) -> float | None:
+        """Share of users inside the SLO; None without users."""
+        return self.parts.attainment
+
+    @property
+    def lost(self) -> float | None:
+        """Attainment that rollouts cost."""
+        if self.attainment is None or self.attainment_alone is None:
+            return None
+        return self.attainment_alone - self.attainment
+
+    @property
+    def tokens_per_day(self) -> float:
+        """Of rollouts."""
+        return float(self.parts.rollout_tokens.sum()) * _DAY_S / self.seconds
+
+    @property
+    def user_tokens_per_day(self) -> float:
+        return float(self.parts.user_tokens.sum()) * _DAY_S / self.seconds
+
+    @property
+    def replicas(self) -> float:
+        """On average."""
+        return float(self.parts.replicas.mean())
+
+    @property
+    def rollouts(self) -> float:
+        """In the seats of a replica, on average."""
+        return float(self.parts.rollouts.mean()) / max(1e-9, self.replicas)
+
+
+def way_for(replicas: int, seconds: float) -> Way:
+    """How a fleet is simulated unless it is said."""
+    few = replicas <= FEW_REPLICAS and replicas * seconds <= FEW_HOURS * 3600
+    return "requests" if few else "replicas"
+
+
+def simulate(scene: Scene, trace: Trace, *, seconds: float, way: Way, progress: Progress) -> Outcome:
+    """`attainment_alone` is for the caller to add. Raises ConfigError for what is wrong with the scene or the trace."""
+    scene.check()
+    if way == "requests":
+        return _by_request(scene, trace, seconds, progress)
+    return _by_replica(scene, trace, seconds, progress)
+
+
+def beside_users_alone(outcome: Outcome, alone: Outcome) -> Outcome:
+    """With the attainment of the same users without rollouts."""
+    return replace(outcome, attainment_alone=alone.attainment)
+
+
+def users_alone(scene: Scene) -> Scene:
+    """The same fleet without rollouts and pushes."""
+    return replace(scene, options=without_rollouts(scene.options), training=None, push_every_s=None)
+
+
+def _by_request(scene: Scene, trace: Trace, seconds: float, progress: Progress) -> Outcome:
+    story = play(
+        scene,
+        arrivals(trace(), seconds=seconds, seed=scene.seed),
+        seconds=seconds,
+        span_s=max(TICK_S, seconds / _PARTS),
+        seen=lambda at: progress("requests", at / seconds),
+    )
+    interval = ratio_interval(story.parts.inside, story.parts.users, seed=scene.seed)
+    return Outcome("requests", seconds, story.parts, interval, None, story.trained, story.stale, story.pushes)
+
+
+def _by_replica(scene: Scene, trace: Trace, seconds: float, progress: Progress) -> Outcome:
+    load = load_of(trace(), seconds=seconds, span_s=TICK_S, seen=lambda at: progress("trace", at / seconds))
+    response = respond(
+        scene,
+        most=heaviest(scene, load),
+        prompt=round(load.prompt),
+        tokens=round(load.tokens),
+        seen=lambda share: progress("one replica", share),
+    )
+    day = Day(scene, load, response, span_s=max(TICK_S, load.seconds / _PARTS))
+    day.run(lambda at: progress("the fleet", at / load.seconds))
+    pushes = day.learner.version if scene.training else int(seconds // scene.push_every_s) if scene.push_every_s else 0
+    return Outcome(
+        "replicas",
+        seconds,
+        day.parts,
+        day.interval(seed=scene.seed),
+        None,
+        day.learner.trained,
+        round(day.learner.stale),
+        pushes,
+    )

@@ -1,0 +1,71 @@
+"""What a simulated stretch of time brought, in equal parts; and how sure that is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from deploy.simulation.replica import Felt
+from services.slo import SloConfig
+
+Array = npt.NDArray[np.float64]
+_RESAMPLES = 500
+
+
+def attained(felt: Felt, slo: SloConfig) -> bool:
+    """Whether a user is inside both targets."""
+    inside_first = slo.ttft_s is None or felt.ttft_s <= slo.ttft_s
+    return inside_first and (slo.tpot_s is None or felt.tpot_s <= slo.tpot_s)
+
+
+@dataclass(slots=True)
+class Parts:
+    """One number a part of `span_s` seconds."""
+
+    span_s: float
+    count: int
+    users: Array = field(init=False)
+    """That were answered, by their arrival."""
+    inside: Array = field(init=False)
+    """Of those, inside the SLO."""
+    user_tokens: Array = field(init=False)
+    rollout_tokens: Array = field(init=False)
+    """Kept."""
+    replicas: Array = field(init=False)
+    """Mean number that serve."""
+    rollouts: Array = field(init=False)
+    """Mean number of samples in seats."""
+    held: Array = field(init=False)
+    """Mean number of users in the replicas."""
+    limit: Array = field(init=False)
+    """Mean of the guards' limits, a replica; the seats where there is no guard."""
+
+    def __post_init__(self) -> None:
+        for name in ("users", "inside", "user_tokens", "rollout_tokens", "replicas", "rollouts", "held", "limit"):
+            setattr(self, name, np.zeros(self.count))
+
+    @property
+    def attainment(self) -> float | None:
+        """Share of all users; None without any."""
+        total = float(self.users.sum())
+        return float(self.inside.sum()) / total if total else None
+
+    @property
+    def harvest_s(self) -> float:
+        """Rollout tokens a second."""
+        return float(self.rollout_tokens.sum()) / (self.count * self.span_s)
+
+
+def ratio_interval(
+    top: Sequence[float] | Array, bottom: Sequence[float] | Array, *, seed: int
+) -> tuple[float, float] | None:
+    """95 % interval of sum(top) / sum(bottom) by bootstrap over parts (Efron 1979); None where the bottom is empty."""
+    above, below = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
+    if not below.sum():
+        return None
+    rows = np.random.default_rng(seed).integers(0, len(below), (_RESAMPLES, len(below)))
+    sums = below[rows].sum(axis=1)
+    found = above[rows].sum(axis=1)[sums > 0] / sums[sums > 0]
+    low, high = np.quantile(found, (0.025, 0.975))
+    return float(low), float(high)

@@ -1,0 +1,339 @@
+"""One replica: the product's seat keeper and seats around a modelled engine.
+
+arrive -> users wait or are running; rollouts lease, sit, are cut, go on -> step ends -> tokens
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from deploy.simulation.engine import Engine, Sequence
+from deploy.simulation.engine_model import EngineModel
+from deploy.simulation.work import Rollout, Task, Work
+from services.config import FleetOptions
+from services.seat_keeper import SeatKeeper
+from services.seats import Ticket
+from services.step_log import StepLog
+from services.user_window import RequestTimes
+
+_BLOCK = 16
+"""Tokens of a prompt's last block: the prefix cache keeps whole ones, so that the last is computed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Felt:
+    """One user's answer, when it has ended."""
+
+    came_at: float
+    ttft_s: float
+    tpot_s: float
+    tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class _User:
+    came_at: float
+    arrived_at: float
+    sequence: Sequence
+    name: str
+    seat: ExitStack
+    first_at: float | None = None
+    last_at: float | None = None
+
+    @property
+    def times(self) -> RequestTimes:
+        return RequestTimes(self.arrived_at, self.first_at, self.last_at, self.sequence.made)
+
+
+@dataclass(slots=True, eq=False)
+class _Sitting:
+    rollout: Rollout
+    ticket: Ticket
+    sequence: Sequence | None = None
+    cached_at: int = -1
+    """Pushes that there had been when its tokens were last in the cache."""
+
+    @property
+    def ready(self) -> bool:
+        """Has a seat, and is not in the engine."""
+        return self.sequence is None and self.ticket.seated.done() and not self.ticket.wanted.done()
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    task: Task
+    sittings: list[_Sitting]
+    cached_at: int = -1
+    idle_since: float | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """Since the start."""
+
+    user_tokens: int = 0
+    rollout_tokens: int = 0
+    """Kept."""
+    cuts: int = 0
+    prefilled_again: int = 0
+    breaches: int = 0
+
+
+@dataclass(slots=True)
+class _Eyes:
+    """What the seat keeper sees of the engine."""
+
+    step_log: StepLog
+    live: Mapping[str, RequestTimes] = field(default_factory=dict)
+
+    def users(self) -> Mapping[str, RequestTimes]:
+        return self.live
+
+
+@dataclass(frozen=True, slots=True)
+class _Gaps:
+    inter_token_latencies_iter: list[float]
+
+
+class Replica:
+    """Needs a running event loop, whose futures the product's seats are made of; nothing is awaited."""
+
+    def __init__(
+        self,
+        model: EngineModel,
+        options: FleetOptions,
+        work: Work,
+        *,
+        clock: Callable[[], float],
+        answered: Callable[[Felt], None],
+        seed: int,
+    ) -> None:
+        self._options = options
+        self._work = work
+        self._clock = clock
+        self._answered = answered
+        self.engine = Engine(
+            model, most_tokens=options.engine.max_num_batched_tokens or model.batched_tokens, seed=seed
+        )
+        self._total = options.engine.max_num_seqs
+        self._eyes = _Eyes(StepLog(clock))
+        self._still_until = 0.0
+        self._pushes, self._wants_push = 0, False
+        self._pause_s = model.pause_s
+        self._waiting: deque[_User] = deque()
+        self._users: dict[Sequence, _User] = {}
+        self._sitting: dict[Sequence, _Sitting] = {}
+        self._held: list[_Held] = []
+        self._names = 0
+        self.stopping = False
+        self.tally = Tally()
+        self.keeper = SeatKeeper(
+            total=self._total,
+            harvest=options.harvest,
+            slo=options.slo,
+            engine=self._eyes,
+            still_until=lambda: self._still_until,
+            clock=clock,
+        )
+        self.keeper.calibrate(model.idle_speed(self._total))
+
+    @property
+    def users(self) -> int:
+        return self.keeper.users.held
+
+    @property
+    def rollouts(self) -> int:
+        """Seats that they hold."""
+        return self.keeper.seats.held
+
+    @property
+    def next_at(self) -> float | None:
+        """When it has to be called again: a step ends, or a pause does."""
+        return self.engine.ends_at if self.engine.ends_at is not None else self._pause_ends
+
+    def arrive(self, came_at: float, prompt: int, tokens: int) -> None:
+        """A user's request reaches the replica now; its client sent it at `came_at`."""
+        seat = ExitStack()
+        seat.enter_context(self.keeper.users.hold(1))
+        self._names += 1
+        sequence = Sequence(prompt, tokens, prompt, user=True)
+        self._waiting.append(_User(came_at, self._clock(), sequence, str(self._names), seat))
+        self._go_on()
+
+    def look(self) -> None:
+        """What the replica does ten times a second."""
+        waiting = {user.name: user.times for user in self._waiting}
+        self._eyes.live = waiting | {user.name: user.times for user in self._users.values()}
+        self.keeper.look()
+        self.tally.breaches = self.keeper.breaches
+        for held in list(self._held):
+            self._mind_waiting(held)
+        self._go_on()
+
+    def push(self) -> None:
+        """New weights have come; they go in when the step that runs has ended."""
+        self._wants_push = True
+        self._go_on()
+
+    def stop(self) -> None:
+        """No rollout from now on; all are given back."""
+        self.stopping = True
+        for held in list(self._held):
+            self._give_back(held)
+
+    def proceed(self) -> None:
+        """At `next_at`."""
+        self._cut()
+        gaps = []
+        for sequence, seconds in self.engine.end():
+            if sequence.made > 1:
+                gaps.append(seconds)
+            self._got_token(sequence)
+        if gaps:
+            self._eyes.step_log.record(None, _Gaps(gaps))
+        self._go_on()
+
+    @property
+    def _pause_ends(self) -> float | None:
+        return self._still_until if self._still_until > self._clock() else None
+
+    def _go_on(self) -> None:
+        """Between two steps; nothing while one runs or the engine stands still."""
+        if self.engine.ends_at is not None or self._pause_ends is not None:
+            return
+        if self._wants_push:
+            self._load()
+            return
+        self._cut()
+        while self._waiting and len(self.engine.running) < self._total:
+            user = self._waiting.popleft()
+            self._users[user.sequence] = user
+            self.engine.running.append(user.sequence)
+        self._lease()
+        self._sit()
+        self.engine.begin(self._clock())
+
+    def _load(self) -> None:
+        self._wants_push = False
+        self._pushes += 1
+        self._still_until = self._clock() + self._pause_s
+        self._forget()
+        if not self._pause_s:
+            self._go_on()
+
+    def _forget(self) -> None:
+        """The cache is dropped: what runs is prefilled again, a group's prompt once."""
+        for sequence in self._users:
+            sequence.fresh = sequence.size
+        for held in self._held:
+            for sitting in held.sittings:
+                if sitting.sequence is not None:
+                    sitting.sequence.fresh = self._fresh(held, sitting)
+                    held.cached_at = self._pushes
+
+    def _fresh(self, held: _Held, sitting: _Sitting) -> int:
+        """Tokens of a sample that the prefix cache does not have."""
+        prompt, kept = held.task.prompt, sitting.rollout.kept
+        if sitting.cached_at == self._pushes:
+            return min(prompt + kept, _BLOCK)
+        return kept + (min(prompt, _BLOCK) if held.cached_at == self._pushes else prompt)
+
+    def _lease(self) -> None:
+        while not self.stopping and self.keeper.seats.free and (task := self._work.lease()) is not None:
+            held = _Held(task, [])
+            held.sittings = [self._ask(rollout) for rollout in task.samples if rollout.left]
+            self._held.append(held)
+
+    def _ask(self, rollout: Rollout, again: Ticket | None = None) -> _Sitting:
+        return _Sitting(rollout, self.keeper.seats.ask(prefill=rollout.group.prompt + rollout.kept, again=again))
+
+    def _sit(self) -> None:
+        for held in self._held:
+            for sitting in held.sittings:
+                if sitting.ready and len(self.engine.running) < self._total:
+                    self._start(held, sitting)
+
+    def _start(self, held: _Held, sitting: _Sitting) -> None:
+        rollout = sitting.rollout
+        size = held.task.prompt + rollout.kept
+        if rollout.kept:
+            self.tally.prefilled_again += size
+        sitting.sequence = Sequence(size, rollout.left, self._fresh(held, sitting), user=False)
+        held.cached_at = self._pushes
+        self._sitting[sitting.sequence] = sitting
+        self.engine.running.append(sitting.sequence)
+
+    def _cut(self) -> None:
+        """Whose seat is wanted leaves the engine, without the token that is being made."""
+        for held in self._held:
+            for sitting in held.sittings:
+                if sitting.ticket.wanted.done():
+                    self._leave(sitting)
+                    again = self._ask(sitting.rollout, sitting.ticket)
+                    sitting.ticket = again.ticket
+
+    def _leave(self, sitting: _Sitting) -> None:
+        if sitting.sequence is not None:
+            self.tally.cuts += 1
+            sitting.cached_at = self._pushes
+            del self._sitting[sitting.sequence]
+            self.engine.running.remove(sitting.sequence)
+            sitting.sequence = None
+        self.keeper.seats.leave(sitting.ticket)
+
+    def _got_token(self, sequence: Sequence) -> None:
+        if (user := self._users.get(sequence)) is not None:
+            self._user_token(user)
+        else:
+            self._rollout_token(self._sitting[sequence], sequence)
+
+    def _user_token(self, user: _User) -> None:
+        now = self._clock()
+        self.tally.user_tokens += 1
+        user.first_at = now if user.first_at is None else user.first_at
+        user.last_at = now
+        if user.sequence.left:
+            return
+        del self._users[user.sequence]
+        self.engine.running.remove(user.sequence)
+        user.seat.close()
+        made = user.sequence.made
+        self._answered(Felt(user.came_at, user.first_at - user.came_at, (now - user.first_at) / max(1, made - 1), made))
+
+    def _rollout_token(self, sitting: _Sitting, sequence: Sequence) -> None:
+        rollout = sitting.rollout
+        self.tally.rollout_tokens += 1
+        rollout.kept += 1
+        rollout.left -= 1
+        if rollout.version is None:
+            rollout.version = self._work.version
+        if sequence.made == 1:
+            self.keeper.seats.started(sitting.ticket)
+        if not rollout.left:
+            self._finish(sitting, sequence)
+
+    def _finish(self, sitting: _Sitting, sequence: Sequence) -> None:
+        del self._sitting[sequence]
+        self.engine.running.remove(sequence)
+        self.keeper.seats.leave(sitting.ticket)
+        held = next(held for held in self._held if held.task is sitting.rollout.group)
+        held.sittings.remove(sitting)
+        if held.task.finished:
+            self._held.remove(held)
+            self._work.complete(held.task)
+
+    def _mind_waiting(self, held: _Held) -> None:
+        """A group that has had no seat for a while may find one on another replica."""
+        if any(sitting.sequence is not None for sitting in held.sittings):
+            held.idle_since = None
+        elif held.idle_since is None:
+            held.idle_since = self._clock()
+        elif self._clock() - held.idle_since > self._options.harvest.give_back_s:
+            self._give_back(held)
+
+    def _give_back(self, held: _Held) -> None:
+        self._held.remove(held)
+        for sitting in held.sittings:
+            self._leave(sitting)
+        self._work.give_back(held.task)

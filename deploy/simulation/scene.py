@@ -1,0 +1,35 @@
+"""Everything that one simulated fleet is made of, besides its users."""
+
+from dataclasses import dataclass
+
+from deploy.simulation.engine_model import EngineModel
+from deploy.simulation.work import Training
+from rollout.errors import ConfigError
+from services.config import FleetOptions
+from services.seat_guard import check_attainable
+from services.slo import SloConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Settings, hardware and the other half of the loop."""
+
+    model: EngineModel
+    options: FleetOptions
+    replicas: int
+    """The most there are."""
+    training: Training | None
+    """None: rollouts end at their client, as many as there are seats for."""
+    push_every_s: float | None
+    """Without a trainer: new weights so often. With one each step brings them."""
+    promise: SloConfig
+    """By which users are judged; the guard steers by `options.slo`."""
+    seed: int
+
+    def check(self) -> None:
+        """Raises ConfigError where no user could be kept inside the SLO, or nothing says what inside is."""
+        if not self.promise.guards:
+            raise ConfigError(
+                "fleet.slo.ttft_s and fleet.slo.tpot_s are both missing: at least one says what users are promised"
+            )
+        check_attainable(self.promise, self.model.idle_speed(self.options.engine.max_num_seqs))

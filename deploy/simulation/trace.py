@@ -1,0 +1,175 @@
+"""Users as an operator recorded them: single arrivals, or a curve of their rate. JSONL or CSV, a line at a time.
+
+    {"time": 3.2, "prompt_tokens": 180, "output_tokens": 64}                   one user, seconds from the start
+    {"time": 0, "rate": 12.5, "prompt_tokens": 180, "output_tokens": 64}       users a second from here to the next line
+
+CSV has the same names in its first line. A trace begins at midnight UTC; times do not go back.
+"""
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollout.errors import ConfigError
+
+_MOST_TOKENS = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One user."""
+
+    time: float
+    """Seconds."""
+    prompt: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RatePoint:
+    """Users a second from `time` to the next point."""
+
+    time: float
+    rate: float
+    prompt: float
+    """Tokens, on average."""
+    tokens: float
+
+
+Line = Arrival | RatePoint
+
+
+def read(path: Path) -> Iterator[Line]:
+    """All lines of a file are of one kind. Raises ConfigError that names file, line and what is wrong with it."""
+    reader = _csv if path.suffix.lower() == ".csv" else _jsonl
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            yield from _checked(reader(file, path), path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+
+
+def _checked(rows: Iterator[tuple[int, Mapping[str, Any]]], path: Path) -> Iterator[Line]:
+    before: Line | None = None
+    for number, row in rows:
+        try:
+            line = _line(row)
+            if before is not None and type(line) is not type(before):
+                raise ValueError("rates and single arrivals in one trace")
+            if before is not None and line.time < before.time:
+                raise ValueError(f"time={line.time:g} after {before.time:g}")
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{path}:{number}: {error}") from error
+        before = line
+        yield line
+    if before is None:
+        raise ConfigError(f"{path}: no line in it; expected users (time, prompt_tokens, output_tokens) or rates")
+
+
+def _jsonl(file: Iterable[str], path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for number, text in enumerate(file, start=1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"{path}:{number}: not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise ConfigError(f"{path}:{number}: {text.strip()[:40]!r} is no JSON object")
+        yield number, row
+
+
+def _csv(file: Iterable[str], _path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    rows = csv.DictReader(file)
+    for row in rows:
+        yield rows.line_num, {name: value for name, value in row.items() if value not in {"", None}}
+
+
+def _line(row: Mapping[str, Any]) -> Line:
+    time = _number(row, "time", least=0)
+    if "rate" in row:
+        sizes = (_number(row, name, least=1, most=_MOST_TOKENS) for name in ("prompt_tokens", "output_tokens"))
+        return RatePoint(time, _number(row, "rate", least=0), *sizes)
+    whole = (round(_number(row, name, least=1, most=_MOST_TOKENS)) for name in ("prompt_tokens", "output_tokens"))
+    return Arrival(time, *whole)
+
+
+def _number(row: Mapping[str, Any], name: str, *, least: float, most: float = math.inf) -> float:
+    if name not in row:
+        raise ValueError(f"{name} is missing; the line has {', '.join(map(str, row)) or 'nothing'}")
+    try:
+        value = float(row[name])
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={row[name]!r} is no number") from None
+    if isinstance(row[name], bool) or not math.isfinite(value) or not least <= value <= most:
+        raise ValueError(
+            f"{name}={row[name]!r} is not at least {least:g}" + (f" and at most {most:g}" * (most < math.inf))
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Users over equal spans of time."""
+
+    span_s: float
+    rates: tuple[float, ...]
+    """Users a second in each span."""
+    prompt: float
+    """Mean over all users, tokens."""
+    tokens: float
+
+    @property
+    def seconds(self) -> float:
+        return self.span_s * len(self.rates)
+
+    @property
+    def users(self) -> float:
+        return sum(self.rates) * self.span_s
+
+
+def load_of(lines: Iterable[Line], *, seconds: float, span_s: float, seen: Callable[[float], None]) -> Load:
+    """Add a trace up, up to `seconds`; `seen` hears how far it is. A rate's last point holds to the end."""
+    counts = [0.0] * math.ceil(seconds / span_s)
+    prompt = tokens = 0.0
+    for start, stop, line in _spans(lines, seconds):
+        seen(min(stop, seconds))
+        users = 1.0 if isinstance(line, Arrival) else line.rate * (stop - start)
+        _spread(counts, span_s, start, stop, users)
+        prompt, tokens = prompt + users * line.prompt, tokens + users * line.tokens
+    total = sum(counts)
+    rates = tuple(count / span_s for count in counts)
+    return Load(span_s, rates, prompt / total if total else 1.0, tokens / total if total else 1.0)
+
+
+def _spans(lines: Iterable[Line], seconds: float) -> Iterator[tuple[float, float, Line]]:
+    """What is counted, with its time from and to; an arrival takes none."""
+    before: RatePoint | None = None
+    for line in lines:
+        if line.time >= seconds:
+            break
+        if isinstance(line, Arrival):
+            yield line.time, line.time, line
+            continue
+        if before is not None:
+            yield before.time, line.time, before
+        before = line
+    if before is not None:
+        yield before.time, seconds, before
+
+
+def _spread(counts: list[float], span_s: float, start: float, stop: float, users: float) -> None:
+    place = int(start / span_s)
+    if stop <= start:
+        counts[place] += users
+        return
+    while place < len(counts) and place * span_s < stop:
+        inside = min(stop, (place + 1) * span_s) - max(start, place * span_s)
+        counts[place] += users * inside / (stop - start)
+        place += 1

@@ -1,0 +1,108 @@
+"""The simulator beside a measured run: calibrated at one load, held against the others and the day."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deploy.simulation.bench import Bench, Cell, predict
+from deploy.simulation.calibration import calibrate
+from deploy.simulation.engine_model import EngineModel
+
+ATTAINMENT_BAR = 0.02
+"""Two percentage points."""
+HARVEST_BAR = 0.15
+"""Share of what was measured."""
+_SEEDS = 8
+_BARRED = ("users", "guard")
+"""Arms that the bars are for; the others are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One cell."""
+
+    cell: str
+    barred: bool
+    attainment: float | None
+    attainment_interval: tuple[float, float] | None
+    attainment_predicted: float | None
+    harvest_s: float
+    harvest_predicted_s: float
+
+    @property
+    def attainment_missed(self) -> float | None:
+        if self.attainment is None or self.attainment_predicted is None:
+            return None
+        return self.attainment_predicted - self.attainment
+
+    @property
+    def harvest_missed(self) -> float | None:
+        """Share of what was measured; None where nothing was harvested."""
+        return self.harvest_predicted_s / self.harvest_s - 1 if self.harvest_s else None
+
+    @property
+    def holds(self) -> bool:
+        """Within both bars, or not subject to them."""
+        attainment, harvest = self.attainment_missed or 0.0, self.harvest_missed or 0.0
+        return not self.barred or (abs(attainment) <= ATTAINMENT_BAR and abs(harvest) <= HARVEST_BAR)
+
+    def as_json(self) -> dict[str, Any]:
+        missed = {"attainment_missed": self.attainment_missed, "harvest_missed": self.harvest_missed}
+        return {**asdict(self), **missed, "holds": self.holds}
+
+
+def validate(bench: Bench, *, at: str, progress: Callable[[str, float], None]) -> list[Compared]:
+    """Every cell of another load than `at`. Raises ConfigError where the run lacks what calibration needs."""
+    return compare(bench, calibrate(bench, at=at, progress=progress), at=at, progress=progress)
+
+
+def compare(bench: Bench, model: EngineModel, *, at: str, progress: Callable[[str, float], None]) -> list[Compared]:
+    """Against an engine that is known already."""
+    others = {key: cell for key, cell in bench.cells.items() if cell.load not in {at, ""} and cell.requests}
+    found = []
+    for number, (key, cell) in enumerate(others.items(), start=1):
+        found.append(_compared(bench, key, cell, model))
+        progress("comparing", number / len(others))
+    return found
+
+
+def _compared(bench: Bench, key: str, cell: Cell, model: EngineModel) -> Compared:
+    predicted = predict(bench, cell, model, seconds=cell.seconds, seeds=_SEEDS)
+    return Compared(
+        cell=key,
+        barred=cell.arm in _BARRED,
+        attainment=cell.attainment,
+        attainment_interval=cell.attainment_interval,
+        attainment_predicted=predicted.attainment,
+        harvest_s=0.0 if cell.arm == "users" else cell.harvested_tokens_s,
+        harvest_predicted_s=predicted.harvest_s,
+    )
+
+
+def validation_table(found: Sequence[Compared]) -> str:
+    """Markdown, a cell a line."""
+    head = "| cell | SLO % measured (interval) | predicted | harvest tok/s measured | predicted | missed by | holds |"
+    lines = [head, "| --- " * 7 + "|", *(_row(one) for one in found)]
+    bars = (
+        f"bars: {100 * ATTAINMENT_BAR:g} points and {100 * HARVEST_BAR:g} % of the harvest, for {' and '.join(_BARRED)}"
+    )
+    return "\n".join([*lines, bars])
+
+
+def _row(one: Compared) -> str:
+    interval = one.attainment_interval
+    bounds = f" ({100 * interval[0]:.1f}-{100 * interval[1]:.1f})" if interval else ""
+    missed = [
+        f"{100 * one.attainment_missed:+.1f} points" if one.attainment_missed is not None else "",
+        f"{100 * one.harvest_missed:+.0f} %" if one.harvest_missed is not None else "",
+    ]
+    fields = (
+        one.cell,
+        f"{100 * (one.attainment or 0):.1f}{bounds}",
+        f"{100 * (one.attainment_predicted or 0):.1f}",
+        f"{one.harvest_s:.0f}",
+        f"{one.harvest_predicted_s:.0f}",
+        ", ".join(filter(None, missed)),
+        ("yes" if one.holds else "no") if one.barred else "not asked",
+    )
+    return f"| {' | '.join(fields)} |"

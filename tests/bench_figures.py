@@ -1,0 +1,74 @@
+"""The figures that a run of the co-serving bench would have of an engine that is known."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from deploy.simulation.bench import USER_PROMPT, USER_TOKENS, Bench, Cell, scene_of
+from deploy.simulation.engine_model import EngineModel
+from deploy.simulation.live import Story, constant, play
+from deploy.simulation.trace import RatePoint
+from deploy.simulation.users import arrivals
+
+SEATS, SEED, PUSH_EVERY_S = 32, 1, 20.0
+CAPACITY = 4.0
+"""Users a second."""
+POINTS = 48
+
+
+def figures(engine: EngineModel, *, arms: Sequence[str], loads: Sequence[str], seconds: float) -> dict[str, Any]:
+    """As coserve.json has them, as far as the simulator reads it."""
+    first_s = engine.door_s + engine.step_s(1, USER_PROMPT)
+    idle = {
+        "ttft_s": {"p50": first_s, "p95": 1.1 * first_s},
+        "tpot_s": {"p50": engine.step_s(1), "p95": 1.05 * engine.step_s(1)},
+    }
+    content: dict[str, Any] = {
+        "plan": {"seats": SEATS, "seed": SEED, "push_every_s": PUSH_EVERY_S},
+        "slo": {"ttft_s": 3 * 1.1 * first_s, "tpot_s": 3 * 1.05 * engine.step_s(1)},
+        "idle": idle,
+        "cells": {},
+    }
+    bench = Bench.model_validate(content)
+    found = {"rollouts": _cell(bench, engine, "rollouts", "", seconds)} if "rollouts" in arms else {}
+    for load, arm in product(loads, (arm for arm in arms if arm != "rollouts")):
+        found[f"{arm}@{load}"] = _cell(bench, engine, arm, load, seconds)
+    return {**content, "cells": found}
+
+
+def _cell(bench: Bench, engine: EngineModel, arm: str, load: str, seconds: float) -> dict[str, Any]:
+    rate = 0.0 if not load else CAPACITY * (0.8 if load == "day" else float(load) / 100)
+    empty: dict[str, list[float]] = {"seconds": [], "users_s": [], "seats_rollouts": []}
+    base: dict[str, Any] = {"arm": arm, "load": load, "seats": None, "rate": rate, "seconds": seconds, "requests": 0}
+    base |= {"harvested_tokens_s": 0.0, "pushes": {"pause_s": {"p50": engine.pause_s}}, "series": empty}
+    scene = replace(scene_of(bench, Cell.model_validate(base), engine), seed=SEED + 77)
+    users = constant(rate, seconds=10 + seconds, prompt=USER_PROMPT, tokens=USER_TOKENS, seed=SEED)
+    if load == "day":
+        hours = [rate * (0.1 + 0.9 * (1 - abs(hour - 12) / 12)) for hour in range(24)]
+        points = [
+            RatePoint(10 + hour * seconds / 24, each, USER_PROMPT, USER_TOKENS) for hour, each in enumerate(hours)
+        ]
+        users = arrivals([replace(points[0], time=0.0), *points], seconds=10 + seconds, seed=SEED)
+    return base | _measured(play(scene, users, seconds=seconds, span_s=seconds / POINTS, warm_s=10.0))
+
+
+def _measured(story: Story) -> dict[str, Any]:
+    parts = story.parts
+    return {
+        "requests": len(story.ttft_s),
+        "attainment": parts.attainment,
+        "ttft_s": _percentiles(story.ttft_s),
+        "tpot_s": _percentiles(story.tpot_s),
+        "harvested_tokens_s": parts.harvest_s,
+        "series": {
+            "seconds": [(i + 0.5) * parts.span_s for i in range(parts.count)],
+            "users_s": [float(users) / parts.span_s for users in parts.users],
+            "seats_rollouts": [float(seats) for seats in parts.rollouts],
+        },
+    }
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float | None]:
+    ranked = sorted(values)
+    return {f"p{share}": ranked[share * len(ranked) // 100] if ranked else None for share in (50, 95)}

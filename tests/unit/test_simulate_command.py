@@ -1,0 +1,88 @@
+"""`nightshift simulate` from its command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy import cli
+from tests.command import run
+
+pytestmark = pytest.mark.usefixtures("command_process")
+
+FLEET = "[fleet.engine]\nmax_num_seqs = 8\n[fleet.slo]\nttft_s = 0.5\ntpot_s = 0.06\n"
+TRACE = "time,rate,prompt_tokens,output_tokens\n0,1.5,40,20\n60,0.5,40,20\n"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "fleet.toml").write_text(FLEET)
+    (tmp_path / "users.csv").write_text(TRACE)
+    return tmp_path
+
+
+def arguments(files: Path, *more: str) -> list[str]:
+    return [
+        *("simulate", "--trace", str(files / "users.csv"), "--settings", str(files / "fleet.toml")),
+        *("--hours", "0.03", *more),
+    ]
+
+
+def test_it_answers_and_writes_figures_and_a_picture(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, again = files / "first.json", files / "again.json"
+    assert cli.run(arguments(files, "--json", str(first), "--plot", str(files / "day.png"))) == cli.OK
+    assert "rollout tokens a day" in capsys.readouterr().out
+    assert cli.run(arguments(files, "--json", str(again))) == cli.OK
+    assert first.read_bytes() == again.read_bytes()
+    content = json.loads(first.read_text())
+    assert content["way"] == "requests"
+    assert content["rollout_tokens_per_day"] > 0
+    assert content["attainment_alone"] >= content["attainment"] - 0.02
+    assert (files / "day.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_settings_are_flags_too(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(arguments(files, "--fleet.harvest.max_seats", "0")) == cli.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if line.startswith("rollout tokens a day")).endswith("  0")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--fleet.slo.tpot_s", "0.001"], ["slo.tpot_s=0.001", "idle engine needs"]),
+        (["--train-step-s", "5"], ["--train-step-s 5", "[train]"]),
+        (["--engine", "/nowhere.json"], ["/nowhere.json", "No such file"]),
+        (["--replicas", "0"], ["--replicas", "0 is not between 1"]),
+        (["--hours", "-1"], ["--hours", "'-1' is not above 0"]),
+        (["--calibrate", "x.json"], ["--calibrate", "not allowed with"]),
+    ],
+    ids=" ".join,
+)
+def test_what_is_wrong_is_named(
+    files: Path, capsys: pytest.CaptureFixture[str], more: list[str], words: list[str]
+) -> None:
+    outcome = run(capsys, *arguments(files, *more))
+    assert outcome.code == cli.USAGE
+    assert all(word in outcome.stderr for word in words)
+
+
+def test_a_bad_line_of_the_trace_is_named(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (files / "users.csv").write_text(TRACE + "oops,1,2,3\n")
+    outcome = run(capsys, *arguments(files))
+    assert outcome.code == cli.USAGE
+    assert "users.csv:4: time='oops' is no number" in outcome.stderr
+
+
+def test_without_an_slo_there_is_nothing_to_hold_users_to(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (files / "fleet.toml").write_text("[fleet.engine]\nmax_num_seqs = 8\n")
+    outcome = run(capsys, *arguments(files))
+    assert outcome.code == cli.USAGE
+    assert "fleet.slo.ttft_s and fleet.slo.tpot_s are both missing" in outcome.stderr
+
+
+def test_the_example_is_a_trace_that_it_takes(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["simulate", "--example-trace", "--peak", "1", "--seed", "4"]) == cli.OK
+    (files / "users.jsonl").write_text(capsys.readouterr().out)
+    settings = ["--settings", str(files / "fleet.toml"), "--hours", "0.02"]
+    assert cli.run(["simulate", "--trace", str(files / "users.jsonl"), *settings]) == cli.OK

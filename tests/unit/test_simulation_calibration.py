@@ -1,0 +1,80 @@
+"""An engine that is known is found again from the figures of a bench run with it, and other loads are foretold."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.simulation.bench import Bench, read_bench
+from deploy.simulation.calibration import calibrate
+from deploy.simulation.engine_model import EngineModel, read_engine
+from deploy.simulation.validation import ATTAINMENT_BAR, HARVEST_BAR, Compared, compare, validation_table
+from rollout.errors import ConfigError
+from tests.bench_figures import figures
+
+TRUTH = EngineModel(
+    decode_s=((1, 0.02), (8, 0.03), (16, 0.04), (32, 0.055)), prefill_token_s=0.0003, door_s=0.02, pause_s=0.05
+)
+
+
+def silent(_what: str, _share: float) -> None:
+    """Hears nothing."""
+
+
+@pytest.fixture(scope="module")
+def content() -> dict[str, Any]:
+    return figures(TRUTH, arms=("rollouts", "users", "guard"), loads=("50", "80"), seconds=60.0)
+
+
+@pytest.fixture(scope="module")
+def found(content: dict[str, Any]) -> EngineModel:
+    return calibrate(Bench.model_validate(content), at="50", progress=silent, seconds=20.0)
+
+
+def test_the_engine_is_found_again(found: EngineModel) -> None:
+    for batch in (1, 20, 32):
+        assert found.step_s(batch) == pytest.approx(TRUTH.step_s(batch), rel=0.15)
+    assert found.pause_s == pytest.approx(TRUTH.pause_s)
+
+
+def test_another_load_is_foretold(content: dict[str, Any], found: EngineModel) -> None:
+    compared = compare(Bench.model_validate(content), found, at="50", progress=silent)
+    assert [one.cell for one in compared] == ["users@80", "guard@80"]
+    guard = compared[1]
+    assert guard.harvest_missed is not None
+    assert abs(guard.harvest_missed) < 0.2
+    assert "| guard@80 |" in validation_table(compared)
+
+
+@pytest.mark.parametrize(
+    ("points", "share", "holds"), [(0.01, 0.1, True), (-0.03, 0.1, False), (0.0, -0.2, False), (0.019, 0.149, True)]
+)
+def test_a_prediction_holds_within_both_bars(points: float, share: float, holds: bool) -> None:
+    assert (ATTAINMENT_BAR, HARVEST_BAR) == (0.02, 0.15)
+    one = Compared("guard@80", True, 0.5, None, 0.5 + points, 100.0, 100.0 * (1 + share))
+    assert one.holds == holds
+
+
+def test_a_load_that_was_not_run_is_refused_with_those_that_were(content: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="--load 30: not in the run, whose loads are 50, 80"):
+        calibrate(Bench.model_validate(content), at="30", progress=silent)
+
+
+def test_a_run_that_was_ended_early_is_refused_with_what_is_missing(tmp_path: Path, content: dict[str, Any]) -> None:
+    path = tmp_path / "coserve.json"
+    path.write_text(json.dumps({name: value for name, value in content.items() if name != "slo"}))
+    with pytest.raises(ConfigError, match=r"coserve.json: slo: missing"):
+        read_bench(path)
+
+
+def test_an_engine_file_is_read_and_a_wrong_one_refused(tmp_path: Path) -> None:
+    path = tmp_path / "engine.json"
+    path.write_text(TRUTH.model_dump_json())
+    assert read_engine(path) == TRUTH
+    path.write_text('{"decode_s": [[1, 0.02], [8, 0.01]]}')
+    with pytest.raises(ConfigError, match=r"\(8, 0.01\) after \(1, 0.02\)"):
+        read_engine(path)
+    path.write_text("{")
+    with pytest.raises(ConfigError, match="not valid JSON"):
+        read_engine(path)

@@ -1,0 +1,150 @@
+"""A large fleet is as many of one replica; both ways of simulating tell of the same fleet."""
+
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deploy.simulation.day import TICK_S, Day
+from deploy.simulation.engine_model import EngineModel
+from deploy.simulation.learner import Learner
+from deploy.simulation.outcome import Outcome, beside_users_alone, simulate, users_alone, way_for
+from deploy.simulation.report import as_json, sweep_table, table
+from deploy.simulation.response import Response
+from deploy.simulation.scene import Scene
+from deploy.simulation.sweep import best, choice, variants
+from deploy.simulation.trace import Load, RatePoint
+from deploy.simulation.work import Training
+from services.config import FleetOptions
+from services.slo import SloConfig
+from trainer.config import StalenessConfig
+
+PROMISE = SloConfig(ttft_s=0.4, tpot_s=0.06)
+LEVELS = np.linspace(0.0, 4.0, 5)
+RESPONSE = Response(
+    rates_L=LEVELS,
+    users_LP=np.repeat(LEVELS[:, None], 6, axis=1),
+    inside_LP=np.repeat(LEVELS[:, None] * np.array([1.0, 1.0, 1.0, 0.9, 0.8])[:, None], 6, axis=1),
+    user_tokens_L=100 * LEVELS,
+    held_L=2 * LEVELS,
+    rollouts_L=28 - 5 * LEVELS,
+    limit_L=np.full(5, 28.0),
+    harvest_L=500 - 80 * LEVELS,
+    attainment_L=np.array([1.0, 1.0, 1.0, 0.9, 0.8]),
+)
+
+
+def scene(replicas: int = 1000, training: Training | None = None, **options: Any) -> Scene:
+    found = FleetOptions.model_validate({"engine": {"max_num_seqs": 32}, "slo": PROMISE.model_dump(), **options})
+    return Scene(EngineModel(), found, replicas, training, 60.0, PROMISE, 0)
+
+
+def day(one: Scene, *rates: float, ticks: int = 60) -> Day:
+    load = Load(TICK_S, tuple(rate for rate in rates for _ in range(ticks)), 100, 100)
+    found = Day(one, load, RESPONSE, span_s=load.seconds / 10)
+    found.run(lambda _: None)
+    return found
+
+
+def test_a_fleet_without_users_harvests_all_that_its_replicas_can() -> None:
+    parts = day(scene(), 0.0).parts
+    assert parts.harvest_s == pytest.approx(1000 * 500)
+    assert parts.attainment is None
+
+
+def test_more_users_never_mean_more_harvest() -> None:
+    harvests = [day(scene(), rate).parts.harvest_s for rate in (0.0, 500.0, 1500.0, 4000.0)]
+    assert harvests == sorted(harvests, reverse=True)
+
+
+def test_the_fleet_follows_its_users_after_the_time_that_a_start_takes() -> None:
+    one = scene(autoscaling={"min_replicas": 2, "max_replicas": 3, "upscale_delay_s": 0, "downscale_delay_s": 60})
+    parts = day(one, 5.0, 200.0, 5.0, ticks=100).parts
+    assert parts.replicas[0] < 10
+    assert parts.replicas[:7].max() > 5 * parts.replicas[0]
+    assert parts.replicas[-1] == pytest.approx(parts.replicas[0], rel=0.2)
+
+
+def test_rollouts_add_replicas_inside_their_budget_only() -> None:
+    budget = {"windows": ["00:00-00:10"], "extra_replicas": 3}
+    one = scene(
+        4, autoscaling={"min_replicas": 1, "max_replicas": 4, "rollout_budget": budget, "downscale_delay_s": 60}
+    )
+    parts = day(one, 0.0, ticks=120).parts
+    assert parts.replicas.max() == pytest.approx(4)
+    assert parts.replicas[-1] == pytest.approx(1)
+
+
+def test_a_trainer_that_is_slow_holds_the_harvest_back() -> None:
+    slow = Training(step_s=600.0, batch_groups=64, staleness=StalenessConfig(eta=1))
+    held = day(scene(training=slow), 0.0, ticks=720)
+    tokens = 64 * 8 * 160
+    assert held.parts.harvest_s == pytest.approx(tokens / 600.0, rel=0.25)
+    assert held.learner.trained == pytest.approx(64 * 7200 / 600, rel=0.2)
+
+
+@pytest.mark.parametrize(("max_age", "stale"), [(0, True), (4, False)])
+def test_cohorts_are_dropped_by_the_trainers_rule(max_age: int, stale: bool) -> None:
+    rules = StalenessConfig(eta=1, max_age=max_age)
+    learner = Learner(Training(5.0, 2, rules), EngineModel().work)
+    for number in range(60):  # two groups a tick, each of which took four ticks
+        learner.generate(2 * 8 * 160, seats=64.0, now=10.0 * number, seconds=10.0)
+    assert (learner.stale > 0) == stale
+
+
+def test_small_fleets_of_a_short_time_are_simulated_request_by_request() -> None:
+    assert way_for(2, 3600) == "requests"
+    assert way_for(9, 60) == way_for(8, 86_400) == "replicas"
+
+
+def outcome(way: Any, **options: Any) -> Outcome:
+    one = scene(2, **options)
+    lines = [RatePoint(0, 2.0, 64, 48)]
+    seconds = 240.0
+    return simulate(one, lambda: lines, seconds=seconds, way=way, progress=lambda *_: None)
+
+
+def test_both_ways_tell_of_the_same_fleet() -> None:
+    requests, replicas = outcome("requests"), outcome("replicas")
+    assert replicas.tokens_per_day == pytest.approx(requests.tokens_per_day, rel=0.1)
+    assert replicas.attainment == pytest.approx(requests.attainment, abs=0.05)
+    assert replicas.users == pytest.approx(requests.users, rel=0.15)
+
+
+def test_the_same_seed_writes_the_same_figures() -> None:
+    one = scene(2)
+    first, again = (as_json(outcome("requests"), one) for _ in range(2))
+    assert first == again
+    assert first["rollout_tokens_per_day"] > 0
+
+
+def test_the_table_says_what_was_asked() -> None:
+    one = scene(2)
+    found = beside_users_alone(outcome("requests"), outcome("requests", harvest={"max_seats": 0}))
+    text = table(found, one)
+    assert "rollout tokens a day" in text
+    assert "inside TTFT 400 ms, TPOT 60 ms" in text
+    assert "no trainer" in text
+
+
+def test_a_sweep_chooses_the_most_tokens_that_users_do_not_pay_for() -> None:
+    one = scene(2)
+    found = outcome("requests")
+    choices = []
+    for number, variant in enumerate(variants(one)):
+        parts = copy(found.parts)
+        parts.rollout_tokens = found.parts.rollout_tokens * (number + 1)
+        cost = 0.0 if number < 5 else 0.02
+        assert found.attainment is not None
+        choices.append(choice(variant, replace(found, parts=parts, attainment_alone=found.attainment + cost)))
+    assert len(choices) == 12
+    assert best(choices) is choices[4]
+    assert sweep_table(choices).splitlines()[5].endswith("*")
+
+
+def test_without_rollouts_there_is_neither_guard_to_pay_nor_push() -> None:
+    alone = users_alone(scene(2))
+    assert alone.options.harvest.max_seats == 0
+    assert alone.push_every_s is None

@@ -1,0 +1,194 @@
+"""A simulated replica keeps what the product promises: seats, tokens, users first; and repeats itself."""
+
+import asyncio
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deploy.simulation.engine_model import EngineModel
+from deploy.simulation.live import Story, constant, play
+from deploy.simulation.replica import Felt, Replica
+from deploy.simulation.scene import Scene
+from deploy.simulation.work import Training, Work
+from rollout.errors import ConfigError
+from services.config import FleetOptions
+from services.slo import SloConfig
+from trainer.config import StalenessConfig
+
+SEATS = 8
+MODEL = EngineModel(decode_s=((1, 0.02), (8, 0.04)), prefill_token_s=0.0002, drift=0.05)
+PROMISE = SloConfig(ttft_s=0.5, tpot_s=0.1)
+TRAINING = Training(step_s=4.0, batch_groups=2, staleness=StalenessConfig(eta=1))
+
+
+def scene(*, guard: bool = True, seed: int = 0, replicas: int = 1, **harvest: Any) -> Scene:
+    options = FleetOptions.model_validate(
+        {"engine": {"max_num_seqs": SEATS}, "harvest": {"user_reserve": 0, **harvest}}
+    )
+    if guard:
+        options = options.model_copy(update={"slo": PROMISE})
+    return Scene(MODEL, options, replicas, None, 10.0, PROMISE, seed)
+
+
+def told(one: Scene, rate: float, seconds: float = 40.0) -> Story:
+    users = constant(rate, seconds=seconds + 10, prompt=32, tokens=24, seed=5)
+    return play(one, users, seconds=seconds, span_s=5.0, warm_s=10.0)
+
+
+class Bench:
+    """One replica with a clock that is set by hand."""
+
+    def __init__(self, one: Scene) -> None:
+        self.now = 0.0
+        self.felt: list[Felt] = []
+        self.work = Work(one.model.work, one.training, seed=1)
+        self.replica = Replica(
+            one.model, one.options, self.work, clock=lambda: self.now, answered=self.felt.append, seed=2
+        )
+
+    def step(self) -> None:
+        """To the next moment at which the replica wants to be called."""
+        assert self.replica.next_at is not None
+        self.now = self.replica.next_at
+        self.replica.proceed()
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["user", "look", "push", "step", "step", "step"]), st.integers(1, 60)), max_size=120
+    ),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=60)
+def test_tokens_made_are_tokens_had_and_nobody_sits_without_a_seat(events: list[tuple[str, int]], guard: bool) -> None:
+    async def inside() -> None:
+        bench = Bench(scene(guard=guard))
+        asked = 0
+        bench.replica.look()
+        for name, size in events:
+            if name == "user":
+                bench.replica.arrive(bench.now, size, size)
+                asked += size
+            elif name == "look":
+                bench.now += 0.001
+                bench.replica.look()
+            elif name == "push":
+                bench.replica.push()
+            elif bench.replica.next_at is not None:
+                bench.step()
+            tally = bench.replica.tally
+            assert len(bench.replica.engine.running) <= SEATS
+            assert bench.replica.engine.generated == tally.user_tokens + tally.rollout_tokens
+            assert tally.user_tokens <= asked
+        while bench.replica.users:
+            bench.step()
+        assert bench.replica.tally.user_tokens == asked == sum(felt.tokens for felt in bench.felt)
+
+    asyncio.run(inside())
+
+
+def test_a_user_who_finds_every_seat_taken_gets_one_after_the_step_that_runs() -> None:
+    async def inside() -> None:
+        bench = Bench(scene(guard=False))
+        bench.replica.look()
+        while bench.replica.rollouts < SEATS or any(s.fresh for s in bench.replica.engine.running):
+            bench.step()
+        kept = bench.replica.tally.rollout_tokens
+        bench.replica.arrive(bench.now, 10, 1)
+        bench.step()
+        assert bench.replica.tally.cuts == 1
+        assert bench.replica.tally.rollout_tokens == kept + SEATS - 1  # the cut one loses the token in flight alone
+        bench.step()
+        assert len(bench.felt) == 1
+
+    asyncio.run(inside())
+
+
+def test_without_users_rollouts_have_every_seat() -> None:
+    story = told(scene(guard=False), 0.0)
+    assert story.parts.rollouts.mean() > 0.97 * SEATS
+    assert story.parts.attainment is None
+    most = SEATS / MODEL.step_s(SEATS)
+    assert 0.6 * most < story.parts.harvest_s < 1.1 * most
+
+
+@pytest.mark.parametrize("guard", [False, True])
+def test_more_users_never_mean_more_harvest(guard: bool) -> None:
+    harvests = [told(scene(guard=guard), rate, seconds=120.0).parts.harvest_s for rate in (0.0, 1.0, 3.0, 6.0)]
+    assert all(later <= earlier * 1.02 for earlier, later in pairwise(harvests))
+
+
+def test_no_rollout_runs_where_none_may() -> None:
+    story = told(scene(guard=False, max_seats=0), 2.0)
+    assert story.parts.rollout_tokens.sum() == 0
+    assert story.parts.users.sum() > 0
+
+
+def test_the_guard_keeps_more_users_inside_than_rollouts_in_every_seat() -> None:
+    tight = SloConfig(ttft_s=0.2, tpot_s=0.033)
+    guarded = scene()
+    guarded = replace(guarded, promise=tight, options=guarded.options.model_copy(update={"slo": tight}))
+    unguarded = replace(scene(guard=False, preempt=False), promise=tight)
+    with_guard, without = told(guarded, 2.0).parts.attainment, told(unguarded, 2.0).parts.attainment
+    assert with_guard is not None
+    assert without is not None
+    assert with_guard > without + 0.2
+
+
+def test_the_same_seed_tells_the_same_story_and_another_one_another() -> None:
+    first, again, other = (told(scene(seed=seed), 2.0) for seed in (1, 1, 2))
+    assert first.ttft_s == again.ttft_s
+    assert first.parts.rollout_tokens.tolist() == again.parts.rollout_tokens.tolist()
+    assert first.ttft_s != other.ttft_s
+
+
+def test_the_training_gate_bounds_what_is_in_flight() -> None:
+    story = told(replace(scene(), training=TRAINING), 0.5, seconds=120.0)
+    assert story.trained > 0
+    assert story.trained % TRAINING.batch_groups == 0
+    assert story.pushes == story.trained / TRAINING.batch_groups
+    assert story.stale == 0  # eta is below max_age
+
+
+def test_the_ledger_of_groups_adds_up() -> None:
+    async def inside() -> None:
+        work = Work(MODEL.work, TRAINING, seed=0)
+        tasks = [task for _ in range(10) if (task := work.lease()) is not None]
+        assert len(tasks) == TRAINING.credits
+        for task in tasks[:3]:
+            work.complete(task)
+        work.give_back(tasks[3])
+        assert work.begin_step() == TRAINING.step_s
+        work.end_step()
+        assert work.lease() is tasks[3]
+        ledger = work.ledger
+        assert ledger.accepted == ledger.trained + ledger.stale + ledger.delivered + work.in_flight
+
+    asyncio.run(inside())
+
+
+def test_groups_of_versions_too_old_are_dropped_as_the_trainer_drops_them() -> None:
+    work = Work(MODEL.work, replace(TRAINING, staleness=StalenessConfig(eta=1, max_age=0)), seed=0)
+    tasks = [task for _ in range(4) if (task := work.lease()) is not None]
+    for task in tasks:
+        for sample in task.samples:
+            sample.version = 0
+    for task in tasks[:2]:
+        work.complete(task)
+    assert work.begin_step() is not None
+    work.end_step()
+    for task in tasks[2:]:
+        work.complete(task)
+    assert work.begin_step() is None
+    assert work.ledger.stale == 2
+
+
+def test_a_promise_that_the_idle_engine_cannot_keep_is_refused_with_both_values() -> None:
+    with pytest.raises(ConfigError, match=r"tpot_s=0.01 cannot be met: the idle engine needs 0.02"):
+        replace(scene(), promise=SloConfig(tpot_s=0.01)).check()
+    with pytest.raises(ConfigError, match="both missing"):
+        replace(scene(), promise=SloConfig()).check()
