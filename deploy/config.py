@@ -4,6 +4,7 @@
     [redis]             url | dir, ...                   the queue, both sides
     [rewards.functions] name = {function = "mod:fn"}     what requests may name
     [fleet.engine] [fleet.harvest] [fleet.slo] [fleet.push] [fleet.autoscaling] [fleet.gateway]
+    [fleet.sharing] [fleet.lending]                      what users and rollouts compute with, on which replicas
     [train] [train.prompts] [train.reward] [train.sampling] [train.optimizer] ...
     [demo]              warmup, goals                    `nightshift demo` alone
 
@@ -73,6 +74,9 @@ class NightshiftConfig(BaseSettings):
         options = _fields(self.fleet)
         if (adapter := self.fleet.sharing.user_adapter) is not None:
             options["sharing"] = self.fleet.sharing.model_copy(update={"user_adapter": absolute(adapter)})
+        if (lending := self.fleet.lending).production is not None:
+            production = lending.production.model_copy(update={"path": absolute(lending.production.path)})
+            options["lending"] = lending.model_copy(update={"production": production})
         return FleetConfig(
             fleet=self.fleet_name,
             run=self.run,

@@ -11,6 +11,7 @@ from rollout.config import RedisConfig
 from rollout.errors import ConfigError, StoreUnavailable
 from rollout.redis_store import RedisStore
 from services.config import FleetConfig
+from services.twins import check_twins
 from services.user_adapter import check_user_adapter
 from trainer.config import TrainConfig
 from trainer.fleet_fit import misfit
@@ -28,6 +29,9 @@ def check_fleet(fleet: FleetConfig) -> None:
     """All of them, cheapest first."""
     check_model(fleet.model.path)
     check_user_adapter(fleet.sharing)
+    if fleet.lends:
+        check_model(fleet.served.path, "lending.production.path")
+        check_twins(fleet.model.path, fleet.served.path, dtype=fleet.engine.dtype)
     check_port(fleet.gateway.host, fleet.gateway.port)
     check_memory(fleet, available_bytes())
 

@@ -40,7 +40,7 @@ def serve(config: NightshiftConfig) -> int:
 
 
 def _welcome(fleet: LocalFleet) -> str:
-    model, url, tokens = fleet.config.model.name, fleet.url, token_file(fleet.state_dir)
+    model, url, tokens = fleet.config.served.name, fleet.url, token_file(fleet.state_dir)
     body = f'{{"model": "{model}", "prompt": "Hello", "max_tokens": 16}}'
     return f"""
 Fleet {fleet.config.fleet} serves {model} at {url}/v1 (documentation: {url}/docs)

@@ -77,7 +77,8 @@ def _print_tables(status: dict[str, Any]) -> None:
         column.overflow = "fold"  # a narrow terminal must not cut names and reasons
     for beat in status["replicas"]:
         figures = ("version", "seats_total", "seats_users", "seats_rollouts", "rollout_tokens")
-        replicas.add_row(beat["replica"], beat["state"], *(str(beat[figure]) for figure in figures), beat["detail"])
+        state = ", ".join(filter(None, (beat["state"], beat.get("role"))))
+        replicas.add_row(beat["replica"], state, *(str(beat[figure]) for figure in figures), beat["detail"])
     console.print(replicas)
     for run, content in status["runs"].items():
         console.print(_ledger_table(run, content["ledger"]))

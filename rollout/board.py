@@ -27,6 +27,19 @@ class ReplicaState(StrEnum):
     RETIRED = "retired"
 
 
+class ReplicaRole(StrEnum):
+    """Of a replica of a fleet that lends: users have it while SERVING alone, rollouts while ROLLOUT alone."""
+
+    SERVING = "serving"
+    DRAINING = "draining"
+    """No new users; those it has may finish."""
+    ROLLOUT = "rollout"
+    RECLAIMING = "reclaiming"
+    """Rollouts are cut, and the production model is put back and checked."""
+    BROKEN = "broken"
+    """The production model did not come back: Serve replaces the replica."""
+
+
 class PushPath(StrEnum):
     """How a version reached a replica."""
 
@@ -50,6 +63,19 @@ class AppliedPush:
     verified: bool
     applied_at: float
     """Unix seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSwitch:
+    """One change of a replica's role, and when each part of it was done."""
+
+    to: ReplicaRole
+    """ROLLOUT, or SERVING for a reclaim."""
+    decided_at: float
+    """Unix seconds, by the clock of whoever decided."""
+    parts: Mapping[str, float]
+    """Seconds from the decision to the end of each part, in their order: `seen`, `drained` (of users or rollouts),
+    `swapped`, `verified`, and of a reclaim `first_token` of the first user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +125,24 @@ class Heartbeat:
     """Times that rollouts lost all seats since users' latency was outside the SLO."""
     user_failures: int = 0
     """User requests that the engine ended with an error of its own, since start."""
+    role: ReplicaRole | None = None
+    """None in a fleet that does not lend: users and rollouts share the replica."""
+    switches: tuple[RoleSwitch, ...] = ()
+    """The newest few, newest last."""
+    lends: int = 0
+    """Times it took rollouts since start."""
+    reclaims: int = 0
+    """Times it came back to users since start."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether the weights of the run are to be on it."""
+        return self.role in {None, ReplicaRole.ROLLOUT}
+
+    @property
+    def serves(self) -> bool:
+        """Whether users' requests go to it."""
+        return self.role in {None, ReplicaRole.SERVING}
 
 
 @dataclass(frozen=True, slots=True)

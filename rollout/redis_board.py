@@ -9,7 +9,18 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rollout.board import AppliedPush, CurrentVersion, Heartbeat, Invitation, Membership, Pin, PushPath, ReplicaState
+from rollout.board import (
+    AppliedPush,
+    CurrentVersion,
+    Heartbeat,
+    Invitation,
+    Membership,
+    Pin,
+    PushPath,
+    ReplicaRole,
+    ReplicaState,
+    RoleSwitch,
+)
 from rollout.errors import Fenced, WriterBusy
 from rollout.redis_store import Argument, RedisStore, ScriptRefusal
 
@@ -147,5 +158,8 @@ def _json(record: CurrentVersion | Heartbeat | Invitation | Membership | Pin) ->
 
 def _heartbeat(raw: dict[str, Any]) -> Heartbeat:
     pushes = tuple(AppliedPush(**{**push, "path": PushPath(push["path"])}) for push in raw["pushes"])
+    switches = tuple(RoleSwitch(**{**one, "to": ReplicaRole(one["to"])}) for one in raw.get("switches", ()))
+    role = ReplicaRole(raw["role"]) if raw.get("role") else None
     raw = {name: value for name, value in raw.items() if name in _BEAT_FIELDS}  # a newer replica may say more
-    return Heartbeat(**{**raw, "state": ReplicaState(raw["state"]), "pushes": pushes})
+    typed = {"state": ReplicaState(raw["state"]), "pushes": pushes, "role": role, "switches": switches}
+    return Heartbeat(**{**raw, **typed})

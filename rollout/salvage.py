@@ -5,7 +5,7 @@ A chunk is written once, so a late or repeated write changes nothing. Its name s
 anew begins a new history: the newest one counts, and the queue forgets those before it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from rollout.errors import CodecError
@@ -112,3 +112,11 @@ def before_version(part: Partial, version: int) -> Partial | None:
     spans = tuple(span for span in part.version_spans if span.stop <= stop)
     ids, logprobs = part.token_ids[:stop], part.logprobs[:stop]
     return Partial(ids, logprobs, spans)
+
+
+def without(chunk: Chunk, untrusted: Collection[int]) -> Chunk | None:
+    """What comes before the first token of an untrusted version; None where that is nothing."""
+    part: Partial | None = chunk.part
+    for version in untrusted:
+        part = None if part is None else before_version(part, version)
+    return None if part is None else replace(chunk, part=part)

@@ -14,10 +14,17 @@ import services
 from rollout.errors import ConfigError
 from services.config import AutoscalingConfig, FleetConfig
 from services.engine_arguments import engine_arguments
+from services.twins import check_twins
 from services.user_adapter import check_user_adapter
 
 _DRAIN_S = 20.0
 _MAX_ONGOING = 1024
+_ROUTED_BY_ROLE = {
+    "request_router_config": {
+        "request_router_class": "services.role_router.RoleRouter",
+        "request_routing_stats_period_s": 0.5,
+    }
+}
 
 
 def build(args: dict[str, Any]) -> serve.Application:
@@ -30,8 +37,8 @@ def build(args: dict[str, Any]) -> serve.Application:
     engine = build_llm_deployment(llm, bind_kwargs={"fleet": plain})
     return deployment(
         config,
-        {config.model.name: engine},
-        {config.model.name: to_model_metadata(config.model.name, llm)},
+        {config.served.name: engine},
+        {config.served.name: to_model_metadata(config.served.name, llm)},
         environment={"PYTHONPATH": _python_path()},
     )
 
@@ -44,6 +51,10 @@ def validated(args: dict[str, Any]) -> FleetConfig:
         raise ConfigError(_described(error)) from None
     if not (config.model.path / "config.json").is_file():
         raise ConfigError(f"model.path={config.model.path} is no Hugging Face directory: it has no config.json")
+    if config.lends:
+        if not (config.served.path / "config.json").is_file():
+            raise ConfigError(f"lending.production.path={config.served.path} is no Hugging Face directory")
+        check_twins(config.model.path, config.served.path, dtype=config.engine.dtype)
     if config.redis.url is None:
         raise ConfigError("redis.url is not set: start the fleet with `nightshift serve`, or give an address")
     check_user_adapter(config.sharing)
@@ -64,7 +75,7 @@ def llm_config(config: FleetConfig) -> LLMConfig:
     if cpu:
         placement["placement_group_config"] = {"bundles": [{"CPU": max(config.engine.cpus, 0.01)}]}
     return LLMConfig(
-        model_loading_config={"model_id": config.model.name, "model_source": str(config.model.path.resolve())},
+        model_loading_config={"model_id": config.served.name, "model_source": str(config.served.path.resolve())},
         server_cls="services.engine:EngineServer",
         accelerator_config={"kind": "cpu" if cpu else "gpu"},
         engine_kwargs=engine_arguments(config.engine, config.sharing),
@@ -77,6 +88,7 @@ def llm_config(config: FleetConfig) -> LLMConfig:
 
 def _deployment_options(config: FleetConfig) -> dict[str, Any]:
     return {
+        **(_ROUTED_BY_ROLE if config.lends else {}),
         "autoscaling_config": autoscaling(config.autoscaling),
         "max_ongoing_requests": _MAX_ONGOING,
         "graceful_shutdown_timeout_s": _DRAIN_S,

@@ -1,14 +1,14 @@
 """Settings of the fleet: engines, gateway, autoscaling."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from zoneinfo import ZoneInfo
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from rollout.config import ModelConfig, Name, RedisConfig, RewardsConfig, Settings
 from services.autoscaling.windows import overlapping, window
+from services.lending_config import LendingConfig
 from services.slo import SloConfig
 
 _TAKEN = {
@@ -96,9 +96,11 @@ class HarvestConfig(Settings):
 class SharingConfig(Settings):
     """What users and rollouts compute with on one engine."""
 
-    mode: Literal["live", "adapter"] = "live"
+    mode: Literal["live", "adapter", "lend"] = "live"
     """live: both with the newest version. adapter: rollouts with the newest LoRA adapter, users with `model.path` or
-    with an adapter of their own; the run has to train one and publish it alone (`train.lora.publish = "adapter"`)."""
+    with an adapter of their own; the run has to train one and publish it alone (`train.lora.publish = "adapter"`).
+    lend: users have a production model, and whole replicas that they do not need swap to the newest version and back,
+    see `lending`."""
     max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 16
     """Largest rank of an adapter, of `adapter` alone. An engine's memory for adapters grows with it."""
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -291,7 +293,19 @@ class FleetOptions(Settings):
     push: PushConfig = PushConfig()
     health: HealthConfig = HealthConfig()
     autoscaling: AutoscalingConfig = AutoscalingConfig()
+    lending: LendingConfig = LendingConfig()
     gateway: GatewayConfig = GatewayConfig()
+
+    @model_validator(mode="after")
+    def _can_lend(self) -> "FleetOptions":
+        if self.sharing.mode != "lend":
+            return self
+        if self.lending.production is None:
+            raise ValueError("sharing.mode=lend needs lending.production.path, the model that users are served")
+        serving, most = self.lending.min_serving, self.autoscaling.max_replicas
+        if serving >= most:
+            raise ValueError(f"lending.min_serving={serving} leaves none of autoscaling.max_replicas={most} to lend")
+        return self
 
     @model_validator(mode="after")
     def _seats(self) -> "FleetOptions":
@@ -318,25 +332,12 @@ class FleetConfig(FleetOptions):
     redis: RedisConfig = RedisConfig()
     rewards: RewardsConfig = RewardsConfig()
 
+    @property
+    def lends(self) -> bool:
+        return self.sharing.mode == "lend"
 
-_LIVE: Mapping[str, frozenset[str]] = {
-    "harvest": frozenset({"user_reserve", "max_seats", "preempt", "purposes"}),
-    "slo": frozenset(SloConfig.model_fields),
-}
-"""Settings by section that a running replica can take."""
-
-
-def reconfigured(config: FleetConfig, changes: Mapping[str, Mapping[str, Any]]) -> FleetConfig:
-    """`config` with other settings of how rollouts share the engines.
-
-    Raises ValueError for a setting that needs a restart, or a value that the configuration would not take.
-    """
-    for section, settings in changes.items():
-        if fixed := sorted(set(settings) - _LIVE.get(section, frozenset())):
-            raise ValueError(f"{section}.{fixed[0]} cannot change while replicas run; {_live_names()} can")
-    values = config.model_dump()
-    return FleetConfig.model_validate(values | {name: values[name] | dict(changes[name]) for name in changes})
-
-
-def _live_names() -> str:
-    return ", ".join(f"{section}.{name}" for section, names in _LIVE.items() for name in sorted(names))
+    @property
+    def served(self) -> ModelConfig:
+        """The model that users are served, and every engine starts with."""
+        production = self.lending.production if self.lends else None
+        return production or self.model

@@ -6,18 +6,20 @@ start: rewards -> engine -> replica
 import asyncio
 import os
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
+from ray import serve
 from ray.llm._internal.serve.core.server.llm_server import LLMServer
 from ray.serve.llm import LLMConfig
 
 from rollout.redis_store import RedisStore
 from services.config import FleetConfig
-from services.engine_faults import faults_reported
-from services.fleet import Event
+from services.door import Begin, admitted
 from services.logs import plain_logs
 from services.replica import Replica, ReplicaUnhealthy
 from services.reward_pool import RewardPool
+from services.role_router import ROLE
 from services.shared_memory import unlink_below
 from services.user_seats import sequences
 from services.vllm_engine import VllmEngine
@@ -75,33 +77,26 @@ class EngineServer(LLMServer):  # type: ignore[misc]
         stats = None if self._replica is None else self._replica.stats()
         return {} if stats is None else dict(stats)  # type: ignore[arg-type]
 
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """What the router knows of this replica, a moment later."""
+        stats = dict(await super().record_routing_stats())
+        if self._replica is not None and self._replica.role is not None:
+            stats[ROLE] = self._replica.role.value
+        return stats
+
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
-        replica = self._open()
-        stream = await super().chat(request, raw_request_info)
-        return _counted(replica, stream, sequences("", request.n))
+        return self._admitted(partial(super().chat, request, raw_request_info), sequences("", request.n))
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
-        replica = self._open()
-        stream = await super().completions(request, raw_request_info)
-        return _counted(replica, stream, sequences(request.prompt, request.n))
+        begin = partial(super().completions, request, raw_request_info)
+        return self._admitted(begin, sequences(request.prompt, request.n))
 
     async def __del__(self) -> None:
         replica, self._replica = getattr(self, "_replica", None), None
         if replica is not None:
             await replica.stop()
 
-    def _open(self) -> Replica:
-        """Raises ReplicaUnhealthy: the router learns only later that a replica is dead."""
+    def _admitted(self, begin: Begin, seats: int) -> AsyncGenerator[Any, None]:
         if self._replica is None:
             raise ReplicaUnhealthy("the replica is stopping")
-        self._replica.check_engine()
-        return self._replica
-
-
-async def _counted(replica: Replica, stream: AsyncGenerator[Any, None], seats: int) -> AsyncGenerator[Any, None]:
-    """The stream itself; the request holds as many of the users' seats until it ends or is given up."""
-    with replica.request(seats) as answer:
-        async for item in faults_reported(stream, lambda: replica.health.meet(Event.FAILED)):
-            answer.got(item)
-            yield item
-        answer.finished = True
+        return admitted(self._replica, begin, seats, name=serve.get_replica_context().replica_id.unique_id)

@@ -1,5 +1,6 @@
 """The gateway as the ingress of the Ray Serve application: the only HTTP route to an engine."""
 
+import asyncio
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -25,17 +26,22 @@ from rollout.queue import QueueLimits, RolloutQueue
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
+from rollout.redis_wishes import RedisWishes
 from services.api_errors import ApiError, from_validation
 from services.auth import deployed_tokens
 from services.config import FleetConfig
 from services.gateway_app import build_app
 from services.gateway_parts import assemble
+from services.lender import Lender
 from services.logs import plain_logs
+from services.role_router import REFUSALS, NotServing
 from services.tokenizer import HuggingFaceTokenizer
 
 log = structlog.get_logger(__name__)
 
 _OUTAGE_S = 2.0
+_TRY_AGAIN_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 0.8)
+"""Waits after the refusals of replicas that are lent; longer together than a router's view of them is stale."""
 _GONE = frozenset({"EngineDeadError", "ReplicaUnhealthy", "EngineBroken"})
 """Errors of a replica that mean it will not answer any more."""
 
@@ -58,6 +64,18 @@ class EngineBackend:
 
     async def _call(self, verb: str, kind: Any, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
         typed = _typed(kind, body)
+        for wait_s in _TRY_AGAIN_S:
+            try:
+                return await self._answer(verb, typed, headers)
+            except NotServing as refusal:
+                REFUSALS.add(refusal.replica)
+                log.info("asked_again", refusal=str(refusal))
+            await asyncio.sleep(wait_s)
+        message = "every replica that was asked has another role at the moment; try again"
+        raise ApiError(503, message, code="no_replica_serves", headers={"Retry-After": "1"})
+
+    async def _answer(self, verb: str, typed: Any, headers: Mapping[str, str]) -> Response:
+        """What one replica answers. Raises NotServing before the first byte, ApiError."""
         try:
             response: Response = await getattr(self._ingress, verb)(typed, _request(headers))
         except OpenAIHTTPException as error:
@@ -65,6 +83,8 @@ class EngineBackend:
         except HTTPException as error:
             raise _engine_error(error.status_code, str(error.detail)) from None
         except (RayError, RayServeException) as error:
+            if isinstance(error, RayTaskError) and isinstance(error.cause, NotServing):
+                raise error.cause from None
             if not _gone(error):
                 raise
             log.warning("engine_gone", error=repr(error))
@@ -139,6 +159,15 @@ class Gateway(OpenAiIngress):  # type: ignore[misc]
             tokenizer=HuggingFaceTokenizer(self._fleet.model.path),
             durability=self._durability,
         )
+        if self._fleet.lends:
+            lender = Lender(
+                self._fleet,
+                board=self._board,
+                wishes=RedisWishes(self._store),
+                queue=self._queue,
+                in_flight=lambda: parts.users.running,
+            )
+            self._lender = asyncio.create_task(lender.run())
         log.info("gateway ready", fleet=self._fleet.fleet, run=self._fleet.run, durability=self._durability)
         return build_app(parts)
 

@@ -65,7 +65,12 @@ class GroupWork:
     @property
     def waits(self) -> bool:
         """Whether samples are to be generated still and none has a seat."""
-        return not any(run.seated for run in self._runs) and not all(run.finished for run in self._runs)
+        return self.unfinished and not any(run.seated for run in self._runs)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether samples are to be generated still."""
+        return not all(run.finished for run in self._runs)
 
     @property
     def in_flight(self) -> int:

@@ -7,7 +7,7 @@ lease a group -> GroupWork (seats, samples, rewards) -> complete
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +17,7 @@ import structlog
 
 from rollout.errors import CodecError, LeaseLost, RewardError, StoreUnavailable
 from rollout.queue import Lease, RolloutQueue
-from rollout.salvage import Chunk, before_version
+from rollout.salvage import Chunk, without
 from rollout.types import Partial, Purpose, RolloutRequest
 from services.config import HarvestConfig
 from services.group_work import GroupWork, Parted, Scorer
@@ -118,6 +118,11 @@ class Harvester:
         """Abort all work in flight and give its leases back; tokens of `version`, and what follows them, go."""
         for held in self._held.values():
             held.untrusted.add(version)
+            self._part(held, reason)
+
+    def let_go(self, reason: str) -> None:
+        """End what is being generated and give its leases back, with all tokens; what is being scored goes on."""
+        for held in filter(lambda held: held.work.unfinished, self._held.values()):
             self._part(held, reason)
 
     async def _lease_forever(self) -> None:
@@ -256,7 +261,7 @@ class Harvester:
         if not chunks:
             return
         await self._fleet.settled()
-        trusted = [sound for chunk in chunks if (sound := _sound(chunk, held.untrusted)) is not None]
+        trusted = [sound for chunk in chunks if (sound := without(chunk, held.untrusted)) is not None]
         try:
             await held.queue.salvage(held.lease, trusted)
         except (StoreUnavailable, CodecError) as error:
@@ -343,11 +348,3 @@ class Harvester:
         for queue in {id(q): q for q in (*self._fleet.queues(), *(h.queue for h in held))}.values():
             with suppress(StoreUnavailable):
                 await queue.remove_consumer(self._replica)
-
-
-def _sound(chunk: Chunk, untrusted: Collection[int]) -> Chunk | None:
-    """What comes before the first token of an untrusted version; None where that is nothing."""
-    part: Partial | None = chunk.part
-    for version in untrusted:
-        part = None if part is None else before_version(part, version)
-    return None if part is None else replace(chunk, part=part)

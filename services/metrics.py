@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rollout.board import Heartbeat
+from rollout.board import Heartbeat, ReplicaRole
 from rollout.percentile import percentile
 from rollout.queue import Ledger, QueueStats
 
@@ -164,7 +164,28 @@ class SnapshotCollector(Collector):
                 limit.add_metric([beat.replica], beat.seat_limit)
             for family, name in zip(rollouts, _ROLLOUT_FIGURES, strict=True):
                 family.add_metric([beat.replica], getattr(beat, f"rollout_{name}"))
-        yield from (seats, limit, breaches, version, failures, *rollouts)
+        yield from (seats, limit, breaches, version, failures, *rollouts, *self._roles())
+
+    def _roles(self) -> Iterator[Metric]:
+        role = GaugeMetricFamily("nightshift_replica_role", "1 for the role it has.", labels=["replica", "role"])
+        switches = GaugeMetricFamily(
+            "nightshift_replica_switches", "Changes of role since its start.", labels=["replica", "to"]
+        )
+        parts = GaugeMetricFamily(
+            "nightshift_replica_switch_seconds",
+            "Of its newest change of role, from the decision to the end of a part.",
+            labels=["replica", "to", "part"],
+        )
+        for beat in self._snapshot.replicas:
+            if beat.role is None:
+                continue
+            role.add_metric([beat.replica, beat.role.value], 1)
+            switches.add_metric([beat.replica, ReplicaRole.ROLLOUT.value], beat.lends)
+            switches.add_metric([beat.replica, ReplicaRole.SERVING.value], beat.reclaims)
+            for switch in {switch.to: switch for switch in beat.switches}.values():
+                for part, seconds in switch.parts.items():
+                    parts.add_metric([beat.replica, switch.to.value, part], seconds)
+        yield from (role, switches, parts)
 
     def _queues(self) -> Iterator[Metric]:
         ledger = GaugeMetricFamily("nightshift_groups", "The ledger, in groups.", labels=["run", "state"])

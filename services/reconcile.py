@@ -81,6 +81,8 @@ class Reconciler:
         self._trusted = True
         self._settled = asyncio.Event()
         self._settled.set()
+        self.following = True
+        """False while the engine holds other weights than the run's, see `rest`."""
         self.pin: Pin | None = None
         """Of the fleet, whichever replica it holds."""
         self.run_name: str | None = None
@@ -93,7 +95,9 @@ class Reconciler:
 
     @property
     def fit(self) -> bool:
-        """Whether the weights in use are verified and recent enough for rollouts."""
+        """Whether the weights in use are verified and, where they are the run's, recent enough for rollouts."""
+        if not self.following:
+            return True
         return self._caught_up and self._trusted and (self.pinned is not None or self.lag <= self._max_lag)
 
     @property
@@ -108,6 +112,22 @@ class Reconciler:
     def lag(self) -> int:
         """Versions behind the current one."""
         return max(0, self._target.version - self.version) if self._target else 0
+
+    async def published(self) -> bool:
+        """Whether there is a version to follow."""
+        run = await self._board.attached_run(self._fleet)
+        return run is not None and await self._board.current(run) is not None
+
+    async def rest(self) -> None:
+        """Follow nothing, because other weights are to come into the engine; returns when no swap is running."""
+        self.following = False
+        await self._settled.wait()
+        self.run_name, self.version, self.pin, self.detail = None, 0, None, ""
+
+    def follow(self, *, verified: bool) -> None:
+        """Follow the run again. `verified`: the engine holds the model as loaded, version 0, and it was checked."""
+        self.following, self._trusted, self._caught_up, self._target = True, verified, False, None
+        self.run_name, self.version, self.detail = None, 0, "not compared with the current version yet"
 
     async def settled(self) -> None:
         """Returns when no swap and no check is running."""
@@ -137,6 +157,8 @@ class Reconciler:
 
     async def step(self) -> None:
         """One look at the board, and the one delivery it calls for."""
+        if not self.following:
+            return
         run = await self._board.attached_run(self._fleet)
         if run is None:
             self.pin = None
@@ -283,6 +305,8 @@ class Reconciler:
 
     async def _deliver(self, delivery: Delivery) -> None:
         """Swap the weights in and check what the engine computes with them."""
+        if not self.following:  # since they began to arrive
+            return
         manifest = delivery.manifest
         key = (delivery.run, manifest.version, manifest.digest)
         self._settled.clear()

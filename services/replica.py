@@ -1,6 +1,6 @@
 """One engine replica: what is Nightshift's own of it.
 
-start: rehearsal -> idle speed -> [heartbeat | vitals | reconcile | seats | harvest] until the replica is stopped
+start: rehearsal -> idle speed -> [heartbeat | vitals | reconcile | seats | harvest | roles] until it is stopped
 """
 
 import asyncio
@@ -16,36 +16,43 @@ from typing import Any
 
 import structlog
 
-from rollout.board import Heartbeat, ReplicaState
+from rollout.board import Heartbeat, ReplicaRole, ReplicaState
 from rollout.errors import NightshiftError, StoreUnavailable
 from rollout.queue import RolloutQueue
 from rollout.redis_board import RedisBoard
-from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
+from rollout.redis_wishes import RedisWishes
 from rollout.types import Purpose
 from services.autoscaling.stats import ReplicaStats
 from services.collective import InReplica, InWorker
-from services.config import FleetConfig, reconfigured
+from services.config import FleetConfig
 from services.fleet import Event
 from services.harvester import Harvester
 from services.health import Health
 from services.idle_speed import measure
+from services.live_settings import reconfigured
 from services.loops import Loops
 from services.purposes import leasable
 from services.reconcile import Reconciler
+from services.rehearsal import canary_ids
 from services.replica_stats import replica_stats
 from services.reward_pool import RewardPool
+from services.role_loop import RoleLoop
 from services.rollout_adapters import RolloutAdapters
+from services.run_queues import RunQueues
 from services.seat_guard import check_attainable
 from services.seat_keeper import SeatKeeper
 from services.sharing import rehearsed, way_in
 from services.staging import Staging, replica_name
 from services.stopping import stopping
+from services.swap import WeightSwap
 from services.user_load import Answer, UserLoad
 from services.vllm_engine import VllmEngine
 
 _BEAT_S = 1.0
 _BEAT_TTL_S = 10.0
+_CANARY = 24
+"""Tokens of each sequence."""
 
 _log = structlog.get_logger(__name__)
 
@@ -66,7 +73,7 @@ class Replica:
         self._engine = engine
         self._store = store
         self._board = RedisBoard(store)
-        self._queues: dict[str, RolloutQueue] = {}
+        self._queues = RunQueues(store, config.fleet)
         self._started_at = time.time()
         self._loops = Loops()
         self._rehearsal_gap: float | None = None
@@ -110,10 +117,11 @@ class Replica:
             config=config.health,
             changed=self.reconciler.news.set,
         )
+        self.roles = self._role_loop(self._swap) if config.lends and isinstance(self._swap, WeightSwap) else None
 
     async def start(self) -> None:
-        """Rehearse, then run the loops. Raises RehearsalFailed, or ConfigError for a model or an SLO that the engine
-        cannot meet: then the replica must not serve."""
+        """Rehearse, then run the loops. Raises RehearsalFailed, LendingImpossible, or ConfigError for a model or an SLO
+        that the engine cannot meet: then the replica must not serve."""
         await asyncio.to_thread(self._staging.prepare)
         await self._engine.set_version(0)
         if isinstance(self._swap, RolloutAdapters):
@@ -124,12 +132,16 @@ class Replica:
             self._rehearsal_gap = await rehearsed(
                 self._swap, self._config, staging=self._staging, dtype=self._engine.dtype
             )
+        if self.roles is not None:
+            await self.roles.rehearse(canary_ids(self._engine.vocab_size, min(_CANARY, self._engine.max_scored_tokens)))
         await self._measure_idle()
         self.health.meet(Event.STARTED)
         self._loops.start("vitals", self.health.run())
         self._loops.start("reconcile", self.reconciler.run())
         self._loops.start("seats", self.keeper.run())
         self._loops.start("harvest", self.harvester.run())
+        if self.roles is not None:
+            self._loops.start("roles", self.roles.run())
 
     async def stop(self) -> None:
         """Give the leases back, leave the board and the shared memory."""
@@ -143,10 +155,10 @@ class Replica:
         await self._store.close()
 
     def reconfigure(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
-        """Share the engine from now on by what the replica was built with and these changes, see `config.reconfigured`.
+        """Share the engine from now on by what the replica was built with and these changes.
 
-        What is refused changes nothing and is shown as the replica's detail: to raise it would have Serve replace a
-        replica that serves users, and its successor would meet the same.
+        See `live_settings.reconfigured` for which may be. What is refused changes nothing and is shown as the replica's
+        detail: to raise it would have Serve replace a replica that serves users, and its successor would meet the same.
         """
         try:
             config = reconfigured(self._built_with, changes)
@@ -170,14 +182,23 @@ class Replica:
         if condition.state is ReplicaState.DEAD:
             raise ReplicaUnhealthy(condition.reason)
 
+    @property
+    def role(self) -> ReplicaRole | None:
+        """None where users and rollouts share the replica."""
+        return None if self.roles is None else self.roles.standing.role
+
+    @property
+    def takes_users(self) -> bool:
+        return self.role in {None, ReplicaRole.SERVING}
+
     # what the harvester asks
 
     def queues(self) -> Sequence[RolloutQueue]:
-        return list(self._queues.values())
+        return self._queues.all()
 
     def purposes(self, run: str) -> Sequence[Purpose]:
-        """None unless the replica is healthy; else see `purposes.leasable`."""
-        if self.health.now().state is not ReplicaState.HEALTHY:
+        """None unless the replica is healthy and follows the run; else see `purposes.leasable`."""
+        if not self.reconciler.following or self.health.now().state is not ReplicaState.HEALTHY:
             return ()
         return leasable(
             [Purpose(purpose) for purpose in self._config.harvest.purposes],
@@ -229,6 +250,10 @@ class Replica:
             user_failures=condition.user_failures,
             sharing=self._config.sharing.mode,
             max_lora_rank=self._config.sharing.max_lora_rank if self._config.sharing.max_loras else None,
+            role=self.role,
+            switches=() if self.roles is None else self.roles.log.records,
+            lends=0 if self.roles is None else self.roles.log.ended[ReplicaRole.ROLLOUT],
+            reclaims=0 if self.roles is None else self.roles.log.ended[ReplicaRole.SERVING],
         )
 
     @contextmanager
@@ -238,6 +263,15 @@ class Replica:
             raise ReplicaUnhealthy("the replica is starting")
         with self.users.hold(sequences), self._load.request(sequences) as answer:
             yield answer
+
+    def answered(self) -> None:
+        """A user has an item of an answer."""
+        if self.roles is not None:
+            self.roles.log.first_token()
+
+    def failed(self) -> None:
+        """The engine failed a user's request."""
+        self.health.meet(Event.FAILED)
 
     def stats(self) -> ReplicaStats | None:
         """What the autoscaler asks; None before the engine's speed is known."""
@@ -249,6 +283,23 @@ class Replica:
             self.keeper.seats,
             total=self._config.engine.max_num_seqs,
             rollouts_waiting=self._rollouts_waiting,
+            lent=not self.takes_users,
+        )
+
+    def _role_loop(self, swap: WeightSwap) -> RoleLoop:
+        return RoleLoop(
+            replica=self.name,
+            fleet=self._config.fleet,
+            wishes=RedisWishes(self._store),
+            config=self._config.lending,
+            policy=self._config.model.path,
+            production=self._config.served.path,
+            swap=swap,
+            tolerance=self._config.push.canary_tolerance,
+            reconciler=self.reconciler,
+            harvester=self.harvester,
+            keeper=self.keeper,
+            changed=self.reconciler.news.set,
         )
 
     async def _measure_idle(self) -> None:
@@ -273,7 +324,8 @@ class Replica:
         while True:
             self._mind_stop()
             try:
-                await self._refresh_queues()
+                await self._queues.refresh()
+                self._rollouts_waiting = await self._leasable_groups()
                 await self._board.heartbeat(self._config.fleet, self.heartbeat(), ttl_s=_BEAT_TTL_S)
             except StoreUnavailable as error:
                 _log.warning("heartbeat_failed", error=str(error))
@@ -289,19 +341,6 @@ class Replica:
         if stopping():
             self._loops.end("harvest")
 
-    async def _refresh_queues(self) -> None:
-        for run in await self._board.runs(self._config.fleet):
-            if run not in self._queues:
-                self._queues[run] = RedisQueue(self._store, run)
-        self._rollouts_waiting = await self._leasable_groups()
-
     async def _leasable_groups(self) -> int:
         """That wait in the queues and that this replica may lease; 0 where no rollout may have a seat."""
-        if self._config.harvest.max_seats == 0:
-            return 0
-        waiting = 0
-        for run, queue in self._queues.items():
-            if purposes := self.purposes(run):
-                queued = (await queue.stats()).queued
-                waiting += sum(queued.get(purpose, 0) for purpose in purposes)
-        return waiting
+        return 0 if self._config.harvest.max_seats == 0 else await self._queues.waiting(self.purposes)

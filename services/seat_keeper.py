@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from rollout.board import ReplicaRole
 from services.config import HarvestConfig
 from services.idle_speed import IdleSpeed
 from services.seat_guard import Felt, Guard, check_attainable, guarded_seats, next_guard
@@ -33,7 +34,11 @@ class Watched(Protocol):
 
 
 class SeatKeeper:
-    """`users` are counted in, `seats` are given out to rollouts; with an SLO `run` keeps users inside it."""
+    """`users` are counted in, `seats` are given out to rollouts; with an SLO `run` keeps users inside it.
+
+    A replica that is lent as a whole shares its seats with nobody: rollouts have all of them or none, whatever reserve
+    and SLO.
+    """
 
     def __init__(
         self,
@@ -57,6 +62,7 @@ class SeatKeeper:
         self._window = UserWindow(slo.window_s)
         self._guard = Guard(limit=harvest.user_reserve + 1.0)
         self._looked_at = clock()
+        self._role: ReplicaRole | None = None
         self.breaches = 0
         """Times that rollouts lost every seat."""
         self.users = UserSeats(self.resize)
@@ -65,12 +71,22 @@ class SeatKeeper:
 
     @property
     def limit(self) -> int | None:
-        """Sequences, of users and rollouts together, that the SLO has room for; None without an SLO."""
-        return int(self._guard.limit) if self._slo.guards else None
+        """Sequences, of users and rollouts together, that the SLO has room for; None where none is kept to."""
+        return int(self._guard.limit) if self._guards else None
+
+    @property
+    def _guards(self) -> bool:
+        return self._slo.guards and self._role is None
 
     def calibrate(self, idle: IdleSpeed) -> None:
         """What the engine does with one request alone."""
         self._idle = idle
+
+    def allow(self, role: ReplicaRole) -> None:
+        """From now on by the role of a replica that is lent: rollouts have its seats in ROLLOUT, and leave them at once
+        in any other."""
+        self._role = role
+        self.resize()
 
     def configure(self, harvest: HarvestConfig, slo: SloConfig) -> None:
         """Other settings from now on; what was learned under another SLO is forgotten.
@@ -88,7 +104,8 @@ class SeatKeeper:
         """Users came or went, or the limit moved."""
         seats = self._allowed()
         bounded = min(seats, self._harvest.max_seats) if self._harvest.max_seats is not None else seats
-        self.seats.resize(bounded, most=self._most(bounded) if self._harvest.preempt else None)
+        preempts = self._harvest.preempt or self._role is not None
+        self.seats.resize(bounded, most=self._most(bounded) if preempts else None)
 
     async def run(self) -> None:
         """Look at users and engine until cancelled."""
@@ -100,7 +117,7 @@ class SeatKeeper:
         """Take in what users and engine met since the last look, and give and take seats by it."""
         now, before = self._clock(), self._looked_at
         self._looked_at = now
-        if self._slo.guards:
+        if self._guards:
             self._steer(now, now - before)
 
     def _steer(self, now: float, dt: float) -> None:
@@ -134,6 +151,8 @@ class SeatKeeper:
 
     def _allowed(self) -> int:
         reserve, users = self._harvest.user_reserve, self.users.held
+        if self._role is not None:
+            return rollout_seats(self._total, 0, users) if self._role is ReplicaRole.ROLLOUT else 0
         if not self._slo.guards:
             return rollout_seats(self._total, reserve, users)
         return guarded_seats(self._guard, self._clock(), total=self._total, reserve=reserve, users=users)
@@ -141,6 +160,8 @@ class SeatKeeper:
     def _most(self, seats: int) -> int:
         """Seats beyond which samples leave theirs at once: users need them, or the SLO was missed."""
         left = max(0, self._total - self.users.held)
+        if self._role is not None:
+            return min(left, seats)
         if not self._slo.guards:
             return left if self._harvest.max_seats is None else min(left, self._harvest.max_seats)
         return min(left, seats + math.ceil(_SLACK * seats))

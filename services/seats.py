@@ -54,6 +54,7 @@ class Seats:
         self._starting: set[Ticket] = set()
         self._waiting: deque[Ticket] = deque()
         self._changed = asyncio.Event()
+        self._empty = asyncio.Event()
         self._numbers = itertools.count()
 
     @property
@@ -105,6 +106,8 @@ class Seats:
         elif ticket in self._waiting:
             self._waiting.remove(ticket)
             ticket.seated.cancel()
+        if not self._seated:
+            self._empty.set()
         self._seat()
 
     async def wait_free(self) -> None:
@@ -112,6 +115,12 @@ class Seats:
         while not self.free:
             self._changed.clear()
             await self._changed.wait()
+
+    async def wait_empty(self) -> None:
+        """Returns when no sample holds a seat."""
+        while self._seated:
+            self._empty.clear()
+            await self._empty.wait()
 
     def _want_back(self, most: int) -> None:
         staying = sorted((t for t in self._seated if not t.wanted.done()), key=lambda ticket: ticket.born)

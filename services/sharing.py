@@ -29,7 +29,7 @@ def way_in(config: FleetConfig, engine: VllmEngine) -> WayIn:
 
 async def rehearsed(way: WayIn, config: FleetConfig, *, staging: Staging, dtype: str) -> float:
     """The gap in nats. Raises RehearsalFailed."""
-    model: Path = config.model.path
+    model: Path = config.served.path
     tolerance = config.push.canary_tolerance
     if isinstance(way, RolloutAdapters):
         return await rehearse_adapter(way, model=model, staging=staging, dtype=dtype, tolerance=tolerance)

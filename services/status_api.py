@@ -43,7 +43,7 @@ class StatusApi:
         fleet = self._parts.fleet
         return {
             "fleet": fleet.fleet,
-            "model": fleet.model.name,
+            "model": fleet.served.name,
             "run": fleet.run,
             "attached_run": await self._parts.board.attached_run(fleet.fleet),
             "durability": self._parts.durability,
@@ -71,7 +71,7 @@ class StatusApi:
             replicas = await self._parts.board.replicas(self._parts.fleet.fleet)
         except StoreUnavailable:
             return JSONResponse({"status": "store unavailable"}, 503)
-        ready = sum(beat.state in _ANSWERING for beat in replicas)
+        ready = sum(beat.state in _ANSWERING and beat.serves for beat in replicas)
         return JSONResponse({"status": "ok" if ready else "no replica ready"}, 200 if ready else 503)
 
     async def _snapshot(self) -> FleetSnapshot:

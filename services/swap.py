@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import structlog
 
@@ -109,9 +109,9 @@ class WeightSwap:
         finally:
             self.still_until = time.monotonic()
         if not done:
-            self._break(f"generation stood still for more than push.watchdog_s={self._watchdog_s}")
+            self.give_up(f"generation stood still for more than push.watchdog_s={self._watchdog_s}")
         if error := loading.exception():
-            self._break(f"no usable weights: {error!r}")
+            self.give_up(f"no usable weights: {error!r}")
         return self.still_until - started
 
     async def gap(self, canary: Canary) -> float:
@@ -129,6 +129,11 @@ class WeightSwap:
         """What was loaded is what rollouts run on."""
         return verified
 
+    def give_up(self, reason: str) -> NoReturn:
+        """The engine holds weights that nobody may have. Raises EngineBroken."""
+        self.broken = reason
+        raise EngineBroken(reason)
+
     async def scores(self, token_ids: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
         """What the engine computes for each sequence, as `Canary.logprobs`."""
         return await _scores(token_ids, self._engine.score)
@@ -145,10 +150,6 @@ class WeightSwap:
             await self._engine.reload(fallback, refresh_tied_head=self._refresh_tied_head)
         await self._engine.set_version(version)
         await self._engine.resume()
-
-    def _break(self, reason: str) -> None:
-        self.broken = reason
-        raise EngineBroken(reason)
 
 
 async def canary_gap(

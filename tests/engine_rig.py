@@ -18,6 +18,7 @@ from rollout.redis_store import RedisStore
 from rollout.types import Group, Purpose, RewardSpec, RolloutRequest, Sampling
 from services.config import EngineConfig, FleetConfig, HarvestConfig, PushConfig, SharingConfig
 from services.engine_arguments import engine_arguments
+from services.lending_config import LendingConfig
 from services.replica import Replica
 from services.reward_pool import RewardPool
 from services.swap import WeightSwap
@@ -51,11 +52,17 @@ class Rig:
             push=PushConfig(**{"poll_s": 0.02, "rehearsal": False, **push}),
         )
 
+    def lending(self, name: str, production: Path) -> FleetConfig:
+        """Of a fleet that lends, on an engine that holds `production` then."""
+        lent = LendingConfig(production=ModelConfig(path=production, name="assistant"), poll_s=0.01, wish_s=5.0)
+        changes = {"sharing": SharingConfig(mode="lend"), "lending": lent}
+        return self.config(name).model_copy(update=changes)
+
     @asynccontextmanager
     async def replica(self, config: FleetConfig) -> AsyncIterator[Replica]:
         """A replica's loops on the engine, which is put back to the model as loaded first."""
-        if self.sharing.mode == "live":
-            await WeightSwap(self.engine, watchdog_s=30).load(self.model, version=0)
+        if config.sharing.mode != "adapter":
+            await WeightSwap(self.engine, watchdog_s=30).load(config.served.path, version=0)
         else:
             for number in await self.adapters():
                 await self.client.remove_lora(number)

@@ -45,8 +45,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def write_toml(directory: Path, *, model: Path, port: int, run: str = "default", max_replicas: int = 2) -> Path:
-    """A configuration as small as an engine takes, with a reward of the user's own."""
+def write_toml(
+    directory: Path,
+    *,
+    model: Path,
+    port: int,
+    run: str = "default",
+    min_replicas: int = 1,
+    max_replicas: int = 2,
+    more: str = "",
+) -> Path:
+    """A configuration as small as an engine takes, with a reward of the user's own, and `more` of [fleet]."""
     path = directory / "nightshift.toml"
     path.write_text(
         f"""
@@ -76,12 +85,14 @@ lease_s = 5
 salvage_tokens = 16
 
 [fleet.autoscaling]
+min_replicas = {min_replicas}
 max_replicas = {max_replicas}
 
 [fleet.gateway]
 port = {port}
 [fleet.gateway.limits]
 max_tokens = 64
+{more}
 """
     )
     return path
@@ -89,12 +100,18 @@ max_tokens = 64
 
 @contextmanager
 def run_fleet(
-    directory: Path, *, architecture: Architecture = "qwen3_tied", max_replicas: int = 2
+    directory: Path,
+    *,
+    architecture: Architecture = "qwen3_tied",
+    min_replicas: int = 1,
+    max_replicas: int = 2,
+    more: str = "",
 ) -> Iterator[RunningFleet]:
     """Start it, wait until it is healthy, and end it; its end is part of what is tested."""
     model = directory / "model"
     build_policy(model, architecture)
-    toml = write_toml(directory, model=model, port=free_port(), max_replicas=max_replicas)
+    replicas = {"min_replicas": min_replicas, "max_replicas": max_replicas}
+    toml = write_toml(directory, model=model, port=free_port(), more=more, **replicas)
     with run_configured(directory, toml) as fleet:
         yield fleet
 

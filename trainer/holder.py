@@ -71,7 +71,8 @@ class Holder:
         """Until every replica that can has caught up with `version`, one that was held included, or time is up."""
         give_up = time.monotonic() + patience_s
         while time.monotonic() < give_up:
-            beats = [beat for beat in await self._board.replicas(self._fleet) if beat.state in _FOLLOWING]
+            beats = await self._board.replicas(self._fleet)
+            beats = [beat for beat in beats if beat.state in _FOLLOWING and beat.follows]
             if all(beat.pinned is None and beat.version >= version for beat in beats):
                 return
             await asyncio.sleep(_POLL_S)
@@ -110,6 +111,6 @@ class Holder:
 
 def spared(beats: Sequence[Heartbeat], version: int) -> Heartbeat | None:
     """The healthy replica with `version` that serves the fewest users, where training keeps another one; else None."""
-    healthy = [beat for beat in beats if beat.state is ReplicaState.HEALTHY]
+    healthy = [beat for beat in beats if beat.state is ReplicaState.HEALTHY and beat.follows]
     fit = [beat for beat in healthy if beat.version == version]
     return min(fit, key=lambda beat: (beat.seats_users, beat.replica)) if len(healthy) > 1 and fit else None

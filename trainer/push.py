@@ -114,7 +114,7 @@ class Pusher:
         ours = pin is not None and (pin.run, pin.fencing_token) == (self._run, self._token)
         held = pin.replica if ours and pin is not None else None
         beats = await self._board.replicas(self._fleet)
-        able = [beat for beat in beats if beat.state in _ABLE and beat.replica != held]
+        able = [beat for beat in beats if beat.state in _ABLE and beat.follows and beat.replica != held]
         live = tuple(beat.replica for beat in able)
         if not self._config.collective or not live:
             return Invited(live)
@@ -189,7 +189,8 @@ class Pusher:
             await asyncio.sleep(_POLL_S)
 
     async def _verified(self, version: int, expected: set[str], report: PushReport) -> None:
-        """Until every expected replica has the version; not those that are gone, are dead or failed their check."""
+        """Until every expected replica has the version; not those that are gone, dead, called back or failed their
+        check."""
         while True:
             every = await self._board.replicas(self._fleet)
             beats = {beat.replica: beat for beat in every if beat.state is not ReplicaState.DEAD}
@@ -198,7 +199,8 @@ class Pusher:
                     report.replicas[replica] = asdict(applied)
             verdicts = set(report.replicas)
             passed = {replica for replica, beat in beats.items() if beat.version >= version}
-            report.missing = sorted((expected & set(beats)) - verdicts - passed)
+            following = {replica for replica, beat in beats.items() if beat.follows}
+            report.missing = sorted((expected & following) - verdicts - passed)
             if not report.missing:
                 return
             await asyncio.sleep(_POLL_S)

@@ -32,6 +32,8 @@ class Wanted:
     base: int
     """`users` and the lent ones that are kept beside them."""
     extra: Extra = field(default_factory=Extra)
+    lent: int = 0
+    """Replicas, as reported."""
 
     @property
     def total(self) -> int:
@@ -47,12 +49,13 @@ def decide(before: Wanted, load: FleetLoad, now: float, scaling: Scaling) -> Wan
     """One step at `now`, Unix seconds.
 
     Lent replicas count as wanted: they are kept beside those that users need, and are reason enough not to add one only
-    when users need no more than there are. They come back by being reclaimed, which takes less than a start.
+    when users need no more than there are. They come back by being reclaimed, which takes less than a start, and are
+    users' then: whoever called them back saw the load before the arrivals of the last `rate_window_s` show it.
     """
-    users = _users(before.users, load, now, scaling)
+    users = _users(_with_returned(before, load), load, now, scaling)
     base = max(users.value, min(before.base, scaling.max_replicas, users.value + load.lent))
     if scaling.rollout_budget is None:
-        return Wanted(users, base)
+        return Wanted(users, base, lent=load.lent)
     extra = next_extra(
         before.extra,
         load,
@@ -62,7 +65,15 @@ def decide(before: Wanted, load: FleetLoad, now: float, scaling: Scaling) -> Wan
         room=scaling.max_replicas - base,
         delays_s=(scaling.upscale_delay_s, scaling.downscale_delay_s),
     )
-    return Wanted(users, base, extra)
+    return Wanted(users, base, extra, load.lent)
+
+
+def _with_returned(before: Wanted, load: FleetLoad) -> Steady:
+    """`before.users` and the replicas that are not lent any more, which go like others when they were not needed for
+    `downscale_delay_s`."""
+    returned = max(0, before.lent - load.lent)
+    users = min(before.base, before.users.value + returned)
+    return Steady(users) if users > before.users.value else before.users
 
 
 def _users(before: Steady, load: FleetLoad, now: float, scaling: Scaling) -> Steady:

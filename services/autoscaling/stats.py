@@ -21,4 +21,4 @@ class ReplicaStats(TypedDict):
     rollouts_waiting: float
     """Groups in the queues of the fleet's runs, as this replica saw them last; all replicas see the same ones."""
     lent: float
-    """1 while the whole replica is lent to rollouts."""
+    """1 while users cannot have the replica, since it is lent to rollouts as a whole."""

@@ -236,6 +236,14 @@ def test_lent_replicas_are_kept_but_are_no_reason_to_add_one() -> None:
     assert noon.total == 6
 
 
+def test_a_replica_that_is_called_back_is_not_taken_away_before_its_users_have_come() -> None:
+    night = after(begin(4), 301, SCALING, load(1.0, lent=3))
+    back = after(night, 299, SCALING, load(1.0, lent=1), start=NIGHT + 302)
+    assert (back.users.value, back.total) == (3, 4)
+    unneeded = after(back, 301, SCALING, load(1.0, lent=1), start=NIGHT + 604)
+    assert (unneeded.users.value, unneeded.total) == (1, 2)
+
+
 @given(st.integers(0, 1439), st.integers(0, 1439), st.integers(0, 1439), st.integers(0, 1439))
 def test_windows_overlap_exactly_when_they_share_a_minute(a: int, b: int, c: int, d: int) -> None:
     one, other = Window(a, b if b != a else (a + 1) % 1440), Window(c, d if d != c else (c + 1) % 1440)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rollout.board import ReplicaState
+from rollout.board import ReplicaRole, ReplicaState, RoleSwitch
 from rollout.memory_queue import MemoryQueue
 from rollout.queue import QueueLimits
 from rollout.types import Purpose
@@ -306,6 +306,19 @@ async def test_free_seats_of_one_replica_are_not_lost_to_the_queue_of_another(
     gateway.board.replicas_alive = [heartbeat("r1"), crowded, dead]
     seats = (await http.get("/v1/status", headers=bearer(ADMIN))).json()["seats"]
     assert seats == {"total": 16, "users": 41, "rollouts": 10, "free": 2}
+
+
+async def test_roles_and_what_their_changes_took_are_shown(http: httpx.AsyncClient, gateway: Kit) -> None:
+    switches = [RoleSwitch(ReplicaRole.SERVING, 5.0, {"seen": 0.1, "verified": seconds}) for seconds in (9.0, 2.0)]
+    lent = replace(heartbeat("r2"), role=ReplicaRole.ROLLOUT, switches=tuple(switches), lends=3, reclaims=2)
+    gateway.board.replicas_alive = [heartbeat("r1"), lent]
+    page = (await http.get("/metrics", headers=bearer(ADMIN))).text
+    assert 'nightshift_replica_role{replica="r2",role="rollout"} 1.0' in page
+    assert 'nightshift_replica_switches{replica="r2",to="serving"} 2.0' in page
+    assert 'nightshift_replica_switch_seconds{part="verified",replica="r2",to="serving"} 2.0' in page
+    assert 'replica="r1",role' not in page
+    gateway.board.replicas_alive = [lent]
+    assert (await http.get("/healthz")).status_code == 503
 
 
 async def test_health_needs_a_replica_that_answers(http: httpx.AsyncClient, gateway: Kit) -> None:

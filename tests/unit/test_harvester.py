@@ -48,6 +48,32 @@ async def test_nothing_is_leased_when_the_replica_may_not_harvest() -> None:
         await stand.until(submission.group_ids[0], GroupState.DELIVERED)
 
 
+async def test_what_is_let_go_keeps_its_tokens_and_what_is_being_scored_goes_on() -> None:
+    stand = Stand(capacity=4)
+    stand.rewards.swallow = True
+    scored = await stand.queue.submit([request(n=1)])
+    async with stand.running():
+        await stand.rewards.asked.wait()
+        stand.engine.open.clear()
+        stand.engine.written = 5
+        cut = await stand.queue.submit([request(n=2)])
+        async with asyncio.timeout(5):
+            while len(stand.engine.running) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+        stand.fleet.allowed = ()
+        stand.harvester.let_go("users need the replica")
+        async with asyncio.timeout(5):
+            await stand.seats.wait_empty()
+        await stand.queued()
+        (kept, given_back) = await stand.queue.status([*scored.group_ids, *cut.group_ids])
+        assert kept is not None
+        assert given_back is not None
+        assert (kept.state, given_back.state) == (GroupState.LEASED, GroupState.QUEUED)
+        (lease,) = await stand.queue.lease("other", count=1, lease_s=5, purposes=[Purpose.EVAL])
+        assert {index: part.part.token_ids for index, part in lease.salvaged.items()} == {0: (7,) * 5, 1: (7,) * 5}
+    assert stand.harvester.tally.lost == 0
+
+
 async def test_a_failing_reward_is_retried_within_bounds_then_dead_and_never_zero() -> None:
     stand = Stand(max_failures=2)
     stand.rewards.fail = RewardError("verifier broke")

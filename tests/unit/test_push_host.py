@@ -27,7 +27,7 @@ class _Board:
         return None
 
     async def replicas(self, _fleet: str) -> list[Any]:
-        return [SimpleNamespace(replica="r1", host="there", state=ReplicaState.HEALTHY)]
+        return [SimpleNamespace(replica="r1", host="there", state=ReplicaState.HEALTHY, follows=True)]
 
 
 async def test_a_version_is_delivered_by_the_artefact_and_the_address_is_named() -> None:

@@ -127,6 +127,44 @@ async def test_a_pinned_replica_stays_at_its_version_and_catches_up_when_it_is_l
     assert (stand.reconciler.version, stand.reconciler.pinned) == (8, None)
 
 
+async def test_a_replica_at_rest_follows_nothing_and_catches_up_when_it_follows_again(tmp_path: Path) -> None:
+    stand = Stand(tmp_path)
+    stand.publish(1)
+    await stand.reconciler.step()
+    await stand.reconciler.rest()
+    stand.publish(2)
+    await stand.reconciler.step()
+    assert (stand.engine.loads, stand.reconciler.version, stand.reconciler.run_name) == (1, 0, None)
+    assert stand.reconciler.fit
+    stand.reconciler.follow(verified=False)
+    assert not stand.reconciler.fit
+    await stand.reconciler.step()
+    await stand.reconciler.step()
+    assert (stand.reconciler.version, stand.reconciler.fit) == (2, True)
+
+
+async def test_weights_that_arrive_while_a_replica_goes_to_rest_are_not_swapped_in(tmp_path: Path) -> None:
+    stand = Stand(tmp_path)
+    stand.publish(1)
+    reading = asyncio.create_task(stand.reconciler.step())
+    await asyncio.sleep(0)
+    await stand.reconciler.rest()
+    await reading
+    assert stand.engine.loads == 0
+    assert stand.given_up == []
+
+
+async def test_a_replica_that_follows_with_the_checked_model_as_loaded_is_healthy_where_no_version_is_published(
+    tmp_path: Path,
+) -> None:
+    stand = Stand(tmp_path)
+    await stand.reconciler.rest()
+    assert not await stand.reconciler.published()
+    stand.reconciler.follow(verified=True)
+    await stand.reconciler.step()
+    assert (stand.reconciler.version, stand.reconciler.fit) == (0, True)
+
+
 @pytest.mark.parametrize(
     "pin",
     [

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from rollout.config import ModelConfig
-from services.config import EngineConfig, FleetConfig, HarvestConfig, reconfigured
+from services.config import EngineConfig, FleetConfig, HarvestConfig
+from services.live_settings import reconfigured
 
 CONFIG = FleetConfig(
     model=ModelConfig(path=Path("policy")),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from rollout.board import ReplicaRole
 from services.config import HarvestConfig
 from services.idle_speed import IdleSpeed
 from services.seat_keeper import SeatKeeper
@@ -137,3 +138,27 @@ async def test_other_settings_take_effect_at_once(engine: Engine) -> None:
     keeper.configure(HarvestConfig(user_reserve=RESERVE, max_seats=1), SloConfig())
     assert (keeper.limit, keeper.seats.capacity) == (None, 1)
     assert sum(t.wanted.done() for t in tickets) == 2
+
+
+async def test_a_replica_that_is_lent_gives_rollouts_every_seat_or_none(engine: Engine) -> None:
+    keeper = keeper_of(engine, preempt=False)
+    tickets = sat(keeper, TOTAL)
+    keeper.allow(ReplicaRole.SERVING)
+    assert (keeper.limit, keeper.seats.capacity, keeper.seats.held) == (None, 0, 3)
+    assert all(t.wanted.done() for t in tickets[:3])
+    keeper.allow(ReplicaRole.ROLLOUT)
+    assert (keeper.seats.capacity, keeper.seats.held) == (TOTAL, TOTAL)
+    for role in (ReplicaRole.RECLAIMING, ReplicaRole.SERVING, ReplicaRole.DRAINING):
+        keeper.allow(role)
+        assert keeper.seats.capacity == 0
+        assert all(t.wanted.done() for t in tickets)
+
+
+async def test_no_slo_is_kept_to_where_users_and_rollouts_never_meet(engine: Engine) -> None:
+    keeper = keeper_of(engine)
+    keeper.allow(ReplicaRole.ROLLOUT)
+    engine.requests["late"] = RequestTimes(engine.now, None, None, 0)
+    look(keeper, engine, 5)
+    assert (keeper.breaches, keeper.seats.capacity) == (0, TOTAL)
+    keeper.configure(HarvestConfig(max_seats=3), SLO)
+    assert keeper.seats.capacity == 3

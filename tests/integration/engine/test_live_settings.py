@@ -2,6 +2,7 @@
 
 import pytest
 
+from rollout.board import ReplicaState
 from tests.engine_rig import SEATS, Rig
 
 pytestmark = pytest.mark.timeout(300)
@@ -9,7 +10,8 @@ pytestmark = pytest.mark.timeout(300)
 
 async def test_settings_take_effect_and_what_is_refused_changes_nothing_and_is_shown(rig: Rig) -> None:
     config = rig.config("settings")
-    async with rig.trainer(config), rig.replica(config) as replica:
+    async with rig.trainer(config) as (trainer, _queue), rig.replica(config) as replica:
+        await trainer.beat_where(lambda beat: beat.state is ReplicaState.HEALTHY)
         replica.reconfigure({"harvest": {"max_seats": 3}})
         assert (replica.keeper.seats.capacity, replica.heartbeat().detail) == (3, "")
         for wrong, named in (

@@ -1,0 +1,58 @@
+"""The door by which users' requests reach a replica: who may come in, and what is kept of those who did."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from rollout.board import ReplicaRole
+from services.engine_faults import faults_reported
+from services.role_router import NotServing
+from services.user_load import Answer
+
+Begin = Callable[[], Awaitable[AsyncGenerator[Any, None]]]
+"""Hands a request to the engine."""
+
+
+class House(Protocol):
+    """What the door asks of its replica, and tells it."""
+
+    @property
+    def role(self) -> ReplicaRole | None: ...
+
+    @property
+    def takes_users(self) -> bool: ...
+
+    def check_engine(self) -> None:
+        """Raises when no request will be answered any more."""
+        ...
+
+    def request(self, sequences: int) -> AbstractContextManager[Answer]:
+        """A user's request, from its arrival to its end."""
+        ...
+
+    def answered(self) -> None:
+        """A user has an item of an answer."""
+        ...
+
+    def failed(self) -> None:
+        """The engine failed a user's request."""
+        ...
+
+
+async def admitted(house: House, begin: Begin, seats: int, *, name: str) -> AsyncGenerator[Any, None]:
+    """The request's own stream; it holds as many of the users' seats until it ends or is given up. `name` is Serve's of
+    the replica.
+
+    Raises before its first item, and before the engine has heard of it: NotServing in another role, with which the
+    gateway tries another replica, or what `check_engine` raises. The router learns of both only later.
+    """
+    house.check_engine()
+    if not house.takes_users:
+        raise NotServing(name, str(house.role))
+    # no await between the look at the role and the seats: a replica that nobody holds a seat of is drained
+    with house.request(seats) as answer:
+        async for item in faults_reported(await begin(), house.failed):
+            house.answered()
+            answer.got(item)
+            yield item
+        answer.finished = True

@@ -1,0 +1,164 @@
+"""The one place that decides which replicas are lent: the gateway, since all users' requests come through it.
+
+look (board, queues, users in flight) -> forecast, price -> decide -> choose replicas -> wish
+
+Serve keeps one gateway. Should two live at once, as in an update, the lease on the lead lets one decide; its epoch
+keeps a late one's wishes away.
+"""
+
+import asyncio
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+import structlog
+
+from rollout.board import Board, Heartbeat, ReplicaRole, ReplicaState
+from rollout.errors import NightshiftError
+from rollout.queue import RolloutQueue
+from rollout.wishes import Wish, Wishes
+from services import lending_calendar
+from services.config import FleetConfig
+from services.forecast import Forecast
+from services.lending import Lending, Price, Situation, Terms, decide
+from services.lending_price import Meter
+
+_TICK_S = 0.5
+_QUEUES_S = 5.0
+"""Between two looks at the queues."""
+_ABLE = frozenset({ReplicaState.HEALTHY, ReplicaState.STALE})
+
+_log = structlog.get_logger(__name__)
+
+
+class Lender:
+    """Wishes for the fleet while it leads."""
+
+    def __init__(
+        self,
+        config: FleetConfig,
+        *,
+        board: Board,
+        wishes: Wishes,
+        queue: Callable[[str], RolloutQueue],
+        in_flight: Callable[[], int],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`in_flight` says how many user requests are being answered."""
+        self._config = config
+        self._lending = config.lending
+        self._board = board
+        self._wishes = wishes
+        self._queue = queue
+        self._in_flight = in_flight
+        self._clock = clock
+        self._holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._zone = ZoneInfo(config.lending.time_zone)
+        self._forecast = Forecast()
+        self._meter = Meter(Price(config.lending.tokens_per_s, config.lending.switch_s))
+        self._waiting, self._asked_at = 0, float("-inf")
+        self._decided_at: dict[str, float] = {}
+        self._epoch = 0
+        self.decision = Lending()
+        self.lent: frozenset[str] = frozenset()
+
+    async def run(self) -> None:
+        """Decide again and again until cancelled; what goes wrong leaves the wish to end by itself."""
+        while True:
+            try:
+                async with asyncio.timeout(self._lending.wish_s):
+                    await self.tick()
+            except (NightshiftError, TimeoutError) as error:
+                _log.warning("not_decided", error=repr(error))
+            except Exception:  # users are served without it too
+                _log.exception("not_decided")
+            await asyncio.sleep(_TICK_S)
+
+    async def tick(self) -> None:
+        """One look, one decision. Raises StoreUnavailable, and Fenced where another gateway has the lead now."""
+        now = self._clock()
+        self._forecast.observe(now, self._in_flight())
+        epoch = await self._wishes.lead(self._config.fleet, self._holder, ttl_s=self._lending.wish_s)
+        if epoch is None:
+            return
+        if epoch != self._epoch:
+            await self._take_over(now)
+            self._epoch = epoch
+        beats = await self._board.replicas(self._config.fleet)
+        self._meter.observe(beats)
+        price = self._meter.price(beats)
+        situation = self._situation(now, beats, price, await self._groups_waiting(now))
+        self.decision = decide(self.decision, situation, self._terms(), price, now)
+        self._choose(beats, now, situation)
+        wish = Wish(epoch, self.lent, dict(self._decided_at))
+        await self._wishes.wish(self._config.fleet, wish, ttl_s=self._lending.wish_s)
+
+    async def _take_over(self, now: float) -> None:
+        """What an earlier leader lent stays lent, as long as users can spare it."""
+        if (wish := await self._wishes.wished(self._config.fleet)) is not None:
+            self.lent, self._decided_at = wish.lent, dict(wish.decided_at)
+            self.decision = Lending(len(wish.lent), changed_at=now)
+
+    def _situation(self, now: float, beats: Sequence[Heartbeat], price: Price, waiting: int) -> Situation:
+        at, windows = datetime.fromtimestamp(now, self._zone), self._lending.calendar
+        replicas, more = len(_able(beats)), self.decision.lent + 1
+        left = (replicas - more) * self._lending.requests_per_replica
+        return Situation(
+            replicas=replicas,
+            allowed=lending_calendar.allowed(windows, at),
+            demand=self._forecast.demand(now, price.switch_s),
+            lasts_s=min(lending_calendar.lasts_s(windows, at, more), self._forecast.below_s(now, left)),
+            waiting=waiting,
+        )
+
+    def _terms(self) -> Terms:
+        settings = self._lending
+        return Terms(
+            min_serving=settings.min_serving,
+            per_replica=settings.requests_per_replica,
+            headroom=settings.headroom,
+            lend_after_s=settings.lend_after_s,
+            quiet_s=settings.quiet_s,
+            min_gain=settings.min_gain,
+        )
+
+    async def _groups_waiting(self, now: float) -> int:
+        if now - self._asked_at >= _QUEUES_S:
+            runs = {self._config.run, *await self._board.runs(self._config.fleet)}
+            stats = [await self._queue(run).stats() for run in sorted(runs)]
+            self._waiting, self._asked_at = sum(sum(s.queued.values()) for s in stats), now
+        return self._waiting
+
+    def _choose(self, beats: Sequence[Heartbeat], now: float, situation: Situation) -> None:
+        lent = chosen(beats, self.lent, self.decision.lent)
+        alive = {beat.replica for beat in beats}
+        changed = dict.fromkeys(lent ^ self.lent, now)
+        self._decided_at = {r: at for r, at in {**self._decided_at, **changed}.items() if r in alive}
+        if lent != self.lent:
+            _log.info("lending", lent=sorted(lent), demand=situation.demand, allowed=situation.allowed)
+        self.lent = lent
+
+
+def chosen(beats: Sequence[Heartbeat], lent: Collection[str], count: int) -> frozenset[str]:
+    """Which `count` replicas are lent: first those that are already, then those with the fewest users.
+
+    Of the lent ones first those stay whose recall costs most: a replica that is not emptied yet comes back at no cost,
+    one that holds many samples has the most to compute again, one that an evaluation is held at would lose it.
+    """
+    order = sorted(_able(beats), key=lambda beat: (beat.replica not in lent, *_worth_keeping(beat)))
+    return frozenset(beat.replica for beat in order[:count])
+
+
+def _able(beats: Sequence[Heartbeat]) -> list[Heartbeat]:
+    """That serve or are lent."""
+    return [beat for beat in beats if beat.state in _ABLE and beat.role not in {None, ReplicaRole.BROKEN}]
+
+
+def _worth_keeping(beat: Heartbeat) -> tuple[bool, bool, int, int, str]:
+    """Smallest first."""
+    harvests = beat.role is ReplicaRole.ROLLOUT
+    return (beat.pinned is None, not harvests, -beat.seats_rollouts, beat.seats_users, beat.replica)

@@ -1,0 +1,99 @@
+"""How many replicas to lend to rollouts now.
+
+users need replicas --> called back at once          users leave replicas --> lent when that lasted `lend_after_s`,
+                                                                             `quiet_s` after the last change, and the
+                                                                             harvest is worth the two swaps
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the operator set."""
+
+    min_serving: int
+    """Replicas that are never lent, whatever the load."""
+    per_replica: float
+    """User requests in flight that one replica is to serve at most."""
+    headroom: float
+    """More replicas are lent only if the others could serve the forecast times this; at least 1."""
+    lend_after_s: float
+    quiet_s: float
+    min_gain: float
+    """Tokens to be harvested for each token that the swaps cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Of lending one replica once, as measured."""
+
+    tokens_per_s: float
+    """What it harvests."""
+    switch_s: float
+    """Out of service for users and for rollouts alike, both ways together."""
+    spilled_tokens: float = 0.0
+    """Computed again or lost when its rollouts are cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """The fleet and its users at one moment."""
+
+    replicas: int
+    """That serve or are lent."""
+    allowed: int | None
+    """By the calendar; None where it says nothing."""
+    demand: float
+    """User requests in flight to be expected within the time that a reclaim takes."""
+    lasts_s: float
+    """Until the calendar or the forecast wants one more replica back."""
+    waiting: int
+    """Groups in the queues."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lending:
+    """What was decided, and since when more could be."""
+
+    lent: int = 0
+    changed_at: float = -math.inf
+    room: int = 0
+    """The fewest that could have been lent at any time since `room_since`."""
+    room_since: float | None = None
+
+
+def spare(situation: Situation, terms: Terms, headroom: float = 1.0) -> int:
+    """Replicas that users will not need, as far as the calendar allows.
+
+    >>> terms = Terms(min_serving=1, per_replica=8, headroom=1.5, lend_after_s=0, quiet_s=0, min_gain=1)
+    >>> night = Situation(replicas=4, allowed=None, demand=10, lasts_s=3600, waiting=9)
+    >>> spare(night, terms), spare(night, terms, 2.0)
+    (2, 1)
+    """
+    needed = max(terms.min_serving, math.ceil(situation.demand * headroom / terms.per_replica))
+    free = max(0, situation.replicas - needed)
+    return free if situation.allowed is None else min(free, situation.allowed)
+
+
+def worth(situation: Situation, terms: Terms, price: Price) -> bool:
+    """Whether a replica lent now is expected to harvest `min_gain` tokens for each that its swaps cost."""
+    harvest = price.tokens_per_s * max(0.0, situation.lasts_s - price.switch_s)
+    cost = price.tokens_per_s * price.switch_s + price.spilled_tokens
+    return situation.waiting > 0 and harvest > 0 and harvest >= terms.min_gain * cost
+
+
+def decide(before: Lending, situation: Situation, terms: Terms, price: Price, now: float) -> Lending:
+    """The next decision; `now` is a clock that does not go back, seconds."""
+    most = spare(situation, terms)
+    if before.lent > most:
+        return Lending(most, changed_at=now)
+    room = spare(situation, terms, terms.headroom)
+    if room <= before.lent or not worth(situation, terms, price):
+        return replace(before, room=0, room_since=None)
+    fewest = room if before.room_since is None else min(before.room, room)
+    since = now if before.room_since is None else before.room_since
+    if now - since >= terms.lend_after_s and now - before.changed_at >= terms.quiet_s:
+        return Lending(fewest, changed_at=now)
+    return replace(before, room=fewest, room_since=since)

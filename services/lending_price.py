@@ -1,0 +1,60 @@
+"""What lending costs and brings, as the replicas' heartbeats tell it."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rollout.board import Heartbeat, ReplicaRole
+from services.lending import Price
+
+_ENOUGH_S = 20.0
+"""Of harvesting, before the measured rate counts."""
+_MEMORY_S = 600.0
+
+
+class Meter:
+    """Fed with every look at the board; what is not measured yet is as expected."""
+
+    def __init__(self, expected: Price) -> None:
+        self._expected = expected
+        self._seen: dict[str, tuple[float, int]] = {}
+        self._tokens = self._seconds = 0.0
+
+    def observe(self, beats: Sequence[Heartbeat]) -> None:
+        """Tokens and time since the look before, of replicas that harvest then and now."""
+        before, self._seen = self._seen, {b.replica: (b.sent_at, b.rollout_tokens) for b in beats if _harvests(b)}
+        for replica, (at, tokens) in self._seen.items():
+            if replica in before and at > before[replica][0]:
+                self._add(at - before[replica][0], tokens - before[replica][1])
+
+    def price(self, beats: Sequence[Heartbeat]) -> Price:
+        """Of lending one replica once."""
+        rate = self._tokens / self._seconds if self._seconds >= _ENOUGH_S else self._expected.tokens_per_s
+        reclaims = sum(beat.reclaims for beat in beats)
+        spilled = sum(beat.rollout_prefilled_again + beat.rollout_lost for beat in beats)
+        return Price(
+            tokens_per_s=rate,
+            switch_s=_switch_s(beats, self._expected.switch_s),
+            spilled_tokens=spilled / reclaims if reclaims else self._expected.spilled_tokens,
+        )
+
+    def _add(self, seconds: float, tokens: int) -> None:
+        keep = math.exp(-seconds / _MEMORY_S)
+        self._seconds = self._seconds * keep + seconds
+        self._tokens = self._tokens * keep + tokens
+
+
+def _harvests(beat: Heartbeat) -> bool:
+    return beat.role is ReplicaRole.ROLLOUT and beat.seats_rollouts > 0
+
+
+def _switch_s(beats: Sequence[Heartbeat], expected: float) -> float:
+    """Both ways together. The way out begins when the last user has left."""
+    switches = [switch for beat in beats for switch in beat.switches if "verified" in switch.parts]
+    out = _mean(s.parts["verified"] - s.parts.get("drained", 0) for s in switches if s.to is ReplicaRole.ROLLOUT)
+    back = _mean(s.parts["verified"] for s in switches if s.to is ReplicaRole.SERVING)
+    return expected if out is None or back is None else out + back
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return sum(found) / len(found) if found else None

@@ -1,0 +1,225 @@
+"""The loop that makes a replica what its fleet wishes: one that users have, or one that rollouts have.
+
+wish: lend    -> close the door -> the last user leaves -> policy in, followed as in live mode -> harvest
+wish: reclaim -> cut rollouts, keep their tokens -> production model in, checked -> open the door
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from rollout.board import ReplicaRole
+from rollout.errors import NightshiftError, StoreUnavailable
+from rollout.weights import Canary
+from rollout.wishes import Wish, Wishes
+from services.harvester import Harvester
+from services.lending_config import LendingConfig
+from services.reconcile import Reconciler
+from services.roles import Event, Limits, Standing, after, expires_at
+from services.seat_keeper import SeatKeeper
+from services.swap import WeightSwap
+from services.switch_log import SwitchLog
+
+_WANTED = "users need the replica"
+
+_log = structlog.get_logger(__name__)
+
+
+class LendingImpossible(NightshiftError, RuntimeError):
+    """The engine does not hold its production model again after the policy was in it."""
+
+
+class RoleLoop:
+    """The engine holds the production model when this is made, and whenever users have it."""
+
+    def __init__(
+        self,
+        *,
+        replica: str,
+        fleet: str,
+        wishes: Wishes,
+        config: LendingConfig,
+        policy: Path,
+        production: Path,
+        swap: WeightSwap,
+        tolerance: float,
+        reconciler: Reconciler,
+        harvester: Harvester,
+        keeper: SeatKeeper,
+        changed: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`changed` is called after every change of the role; `tolerance` is that of a canary, nats."""
+        self._replica = replica
+        self._fleet = fleet
+        self._wishes = wishes
+        self._config = config
+        self._limits = Limits(config.drain_s, config.enter_s, config.reclaim_s, config.rest_s)
+        self._policy, self._production = policy, production
+        self._swap = swap
+        self._tolerance = tolerance
+        self._reconciler = reconciler
+        self._harvester = harvester
+        self._keeper = keeper
+        self._changed = changed
+        self._clock = clock
+        self._wish: Wish | None = None
+        self._heard_at = clock()
+        self._canaries: dict[Path, Canary] = {}
+        self._harvested = False
+        """Since it was lent last."""
+        self.standing = Standing(since=clock())
+        self.log = SwitchLog()
+        reconciler.following = False
+        keeper.allow(self.standing.role)
+
+    @property
+    def lent(self) -> bool:
+        """Whether the fleet wishes so, as far as this replica has heard lately."""
+        heard = self._clock() - self._heard_at < self._config.wish_s
+        return heard and self._wish is not None and self._replica in self._wish.lent
+
+    async def rehearse(self, token_ids: Sequence[Sequence[int]]) -> None:
+        """To the policy and back before users come: both load, and what each computes is known from here on.
+
+        Raises EngineBroken where the policy does not load, LendingImpossible where the way back does not lead back.
+        """
+        ids = tuple(tuple(row) for row in token_ids)
+        self._canaries[self._production] = Canary(ids, await self._swap.scores(ids))
+        for to, model in ((ReplicaRole.ROLLOUT, self._policy), (ReplicaRole.SERVING, self._production)):
+            self.log.begin(to)
+            await self._swap.load(model, version=0)
+            self.log.mark("swapped")
+            self._canaries.setdefault(model, Canary(ids, await self._swap.scores(ids)))
+            gap = await self._swap.gap(self._canaries[model])
+            self.log.mark("verified")
+            self.log.end(rehearsed=True)
+        if gap > self._tolerance:
+            raise LendingImpossible(
+                f"with {self._production} back the engine is {gap:.4g} nats from what it computed before "
+                f"{self._policy} was in it, push.canary_tolerance={self._tolerance}"
+            )
+
+    async def run(self) -> None:
+        """Follow the wish until cancelled. Raises EngineBroken: then only a restart of the replica helps."""
+        while True:
+            await self._look()
+            await self.step()
+            await asyncio.sleep(self._config.poll_s)
+
+    async def step(self) -> None:
+        """What the wish, the users and the clock call for now."""
+        match self.standing.role:
+            case ReplicaRole.SERVING if self.lent:
+                self._on(Event.LEND)
+            case ReplicaRole.DRAINING:
+                await self._drain()
+            case ReplicaRole.ROLLOUT:
+                self._mind_rollouts()
+        if self.standing.role is ReplicaRole.RECLAIMING:
+            await self._reclaim()
+
+    async def _look(self) -> None:
+        """At the wish; an older leader's is none."""
+        try:
+            async with asyncio.timeout(self._config.wish_s):
+                wish = await self._wishes.wished(self._fleet)
+        except (StoreUnavailable, TimeoutError) as error:
+            _log.warning("wish_unknown", error=repr(error))
+            return
+        if wish is None or self._wish is None or wish.epoch >= self._wish.epoch:
+            self._wish, self._heard_at = wish or self._none(), self._clock()
+
+    def _none(self) -> Wish:
+        return Wish(self._wish.epoch if self._wish else 0, frozenset())
+
+    async def _drain(self) -> None:
+        if not self.lent:
+            self._on(Event.RECALL)
+        elif self._keeper.users.held == 0:
+            self.log.mark("drained")
+            self._on(Event.DRAINED)
+            await self._enter()
+        elif self._expires_in() <= 0:
+            self._on(Event.EXPIRED)
+
+    async def _enter(self) -> None:
+        """The policy, which the reconcile loop brings where the run has published a version."""
+        try:
+            async with asyncio.timeout(self._config.wish_s):
+                published = await self._reconciler.published()
+            loaded = not published and await self._load(self._policy)
+            self._reconciler.follow(verified=loaded)
+            if not (published or loaded):
+                self._on(Event.FAILED)
+        except (StoreUnavailable, TimeoutError) as error:
+            _log.warning("not_lent", error=repr(error))
+            self._on(Event.FAILED)
+
+    def _mind_rollouts(self) -> None:
+        if not self.lent:
+            self._on(Event.RECALL)
+        elif self._expires_in() <= 0:
+            self._on(Event.EXPIRED)
+        elif not self._harvested and self._reconciler.fit:
+            self._harvested = True
+            self.log.mark("verified")
+            self.log.end()
+
+    async def _reclaim(self) -> None:
+        """From here on nothing is leased; what is generated is cut and stays salvaged in the queue."""
+        self._harvester.let_go(_WANTED)
+        await self._reconciler.rest()
+        try:
+            async with asyncio.timeout(max(0.0, self._expires_in())):
+                await self._keeper.seats.wait_empty()
+        except TimeoutError:
+            self._on(Event.EXPIRED)
+            return
+        self.log.mark("drained")
+        self._on(Event.RESTORED if await self._load(self._production) else Event.FAILED)
+
+    async def _load(self, model: Path) -> bool:
+        """Whether the model is in use then. Raises EngineBroken."""
+        await self._swap.load(model, version=0, fallback=self._production)
+        self.log.mark("swapped")
+        gap = await self._swap.gap(self._canaries[model])
+        self.log.mark("verified")
+        if gap > self._tolerance:
+            _log.error("model_not_verified", model=str(model), gap=gap, tolerance=self._tolerance)
+        return gap <= self._tolerance
+
+    def _expires_in(self) -> float:
+        """Seconds that are left of the role's time."""
+        until = expires_at(self.standing, self._limits, verified=self._harvested)
+        return math.inf if until is None else until - self._clock()
+
+    def _on(self, event: Event) -> None:
+        before, self.standing = self.standing, after(self.standing, event, self._clock(), self._limits)
+        if self.standing.role is before.role:
+            return
+        _log.info("role_changed", role=self.standing.role.value, before=before.role.value, because=event.value)
+        self._write(before.role, event)
+        self._keeper.allow(self.standing.role)
+        self._changed()
+        if self.standing.role is ReplicaRole.BROKEN:
+            self._swap.give_up(f"the production model {self._production} did not come back: {event.value}")
+
+    def _write(self, before: ReplicaRole, event: Event) -> None:
+        """Into the log of switches."""
+        wished = event in {Event.LEND, Event.RECALL} and self._wish is not None
+        decided_at = self._wish.decided_at.get(self._replica) if wished and self._wish else None
+        match self.standing.role:
+            case ReplicaRole.DRAINING:
+                self._harvested = False
+                self.log.begin(ReplicaRole.ROLLOUT, decided_at)
+            case ReplicaRole.RECLAIMING:
+                self.log.begin(ReplicaRole.SERVING, decided_at)
+            case ReplicaRole.SERVING if before is ReplicaRole.RECLAIMING:
+                self.log.end()
+            case ReplicaRole.SERVING:
+                self.log.drop()

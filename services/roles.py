@@ -1,0 +1,112 @@
+"""The role of one replica that is lent to rollouts as a whole and called back.
+
+                 LEND             DRAINED
+    SERVING ------------> DRAINING ------> ROLLOUT
+       ^  \\_____________________|             | RECALL, FAILED, EXPIRED
+       |     RECALL, EXPIRED                 v
+       +-------------------------------- RECLAIMING ---- EXPIRED, FAILED too often ----> BROKEN
+                   RESTORED
+
+A user is never cut: one who does not finish in time keeps the replica. Of whatever else goes wrong the way out is back
+to users, and a replica whose production model does not come back is replaced.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from rollout.board import ReplicaRole
+
+RESTORES = 2
+"""Times that the production model is put back before the replica is given up."""
+
+
+class Event(StrEnum):
+    """What happens to a replica."""
+
+    LEND = "lend"
+    RECALL = "recall"
+    DRAINED = "drained"
+    """The last user has been answered."""
+    RESTORED = "restored"
+    """The production model is in use, and checked."""
+    FAILED = "failed"
+    """Weights could not be put in, or are not what they should be."""
+    EXPIRED = "expired"
+    """The time for this role is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds."""
+
+    drain_s: float
+    enter_s: float
+    """In ROLLOUT without weights that are verified."""
+    reclaim_s: float
+    rest_s: float
+    """Before a replica that could not be lent is lent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A role, and what its next change depends on; times are of a clock that does not go back."""
+
+    role: ReplicaRole = ReplicaRole.SERVING
+    since: float = 0.0
+    failures: int = 0
+    """Restores that failed, in RECLAIMING."""
+    rests_until: float = 0.0
+
+    @property
+    def takes_users(self) -> bool:
+        return self.role is ReplicaRole.SERVING
+
+    @property
+    def takes_rollouts(self) -> bool:
+        return self.role is ReplicaRole.ROLLOUT
+
+
+_NEXT = {
+    (ReplicaRole.SERVING, Event.LEND): ReplicaRole.DRAINING,
+    (ReplicaRole.DRAINING, Event.RECALL): ReplicaRole.SERVING,
+    (ReplicaRole.DRAINING, Event.EXPIRED): ReplicaRole.SERVING,
+    (ReplicaRole.DRAINING, Event.DRAINED): ReplicaRole.ROLLOUT,
+    (ReplicaRole.ROLLOUT, Event.RECALL): ReplicaRole.RECLAIMING,
+    (ReplicaRole.ROLLOUT, Event.FAILED): ReplicaRole.RECLAIMING,
+    (ReplicaRole.ROLLOUT, Event.EXPIRED): ReplicaRole.RECLAIMING,
+    (ReplicaRole.RECLAIMING, Event.RESTORED): ReplicaRole.SERVING,
+    (ReplicaRole.RECLAIMING, Event.EXPIRED): ReplicaRole.BROKEN,
+}
+"""Whatever is not here changes nothing."""
+_UNWANTED = frozenset({Event.FAILED, Event.EXPIRED})
+
+
+def after(standing: Standing, event: Event, now: float, limits: Limits) -> Standing:
+    """The standing after an event."""
+    if standing.role is ReplicaRole.RECLAIMING and event is Event.FAILED:
+        return _failed(standing, now)
+    if event is Event.LEND and now < standing.rests_until:
+        return standing
+    role = _NEXT.get((standing.role, event))
+    if role is None:
+        return standing
+    rests_until = now + limits.rest_s if event in _UNWANTED else standing.rests_until
+    return Standing(role, since=now, rests_until=rests_until)
+
+
+def expires_at(standing: Standing, limits: Limits, *, verified: bool) -> float | None:
+    """When the role's time is over; None where it has no limit. `verified`: the run's weights are in use."""
+    if standing.role is ReplicaRole.DRAINING:
+        return standing.since + limits.drain_s
+    if standing.role is ReplicaRole.ROLLOUT and not verified:
+        return standing.since + limits.enter_s
+    if standing.role is ReplicaRole.RECLAIMING:
+        return standing.since + limits.reclaim_s
+    return None
+
+
+def _failed(standing: Standing, now: float) -> Standing:
+    failures = standing.failures + 1
+    if failures < RESTORES:
+        return replace(standing, failures=failures)
+    return replace(standing, role=ReplicaRole.BROKEN, since=now, failures=failures)

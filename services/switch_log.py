@@ -1,0 +1,66 @@
+"""What each change of a replica's role took, part by part."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rollout.board import ReplicaRole, RoleSwitch
+
+_KEPT = 8
+
+
+@dataclass(slots=True)
+class _Switch:
+    to: ReplicaRole
+    decided_at: float
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+class SwitchLog:
+    """Of one replica; times are Unix seconds, since a switch is decided on another machine."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._kept: deque[_Switch] = deque(maxlen=_KEPT)
+        self._running: _Switch | None = None
+        self._unserved: _Switch | None = None
+        self.ended = dict.fromkeys(ReplicaRole, 0)
+        """How often each role was reached."""
+
+    @property
+    def records(self) -> tuple[RoleSwitch, ...]:
+        """The newest few that ended, newest last."""
+        return tuple(RoleSwitch(s.to, s.decided_at, dict(s.parts)) for s in self._kept)
+
+    def begin(self, to: ReplicaRole, decided_at: float | None = None) -> None:
+        """In the place of one that did not end; None: decided here and now."""
+        now = self._clock()
+        # clocks of two machines: nothing is seen before it is decided
+        self._running = _Switch(to, now if decided_at is None else min(now, decided_at))
+        self.mark("seen")
+
+    def mark(self, part: str) -> None:
+        """The part of the running switch has ended."""
+        if self._running is not None:
+            self._running.parts[part] = self._clock() - self._running.decided_at
+
+    def end(self, *, rehearsed: bool = False) -> None:
+        """The role is reached; a rehearsal is kept and not counted."""
+        ended, self._running = self._running, None
+        if ended is None:
+            return
+        self._kept.append(ended)
+        if not rehearsed:
+            self.ended[ended.to] += 1
+            self._unserved = ended if ended.to is ReplicaRole.SERVING else None
+
+    def drop(self) -> None:
+        """The role is not reached."""
+        self._running = None
+
+    def first_token(self) -> None:
+        """A user has one; only the first after a reclaim counts."""
+        if (switch := self._unserved) is not None:
+            switch.parts["first_token"] = self._clock() - switch.decided_at
+            self._unserved = None

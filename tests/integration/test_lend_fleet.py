@@ -1,0 +1,97 @@
+"""A fleet that lends, as an operator starts it: users have the production model all the while, rollouts the policy."""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from rollout.client import RolloutClient
+from tests.running_fleet import RunningFleet, run_fleet
+from tests.tiny_models import build_policy
+
+pytestmark = pytest.mark.timeout(480)
+
+_LENDING = """
+[fleet.sharing]
+mode = "lend"
+[fleet.lending]
+production = {{path = "{production}", name = "assistant"}}
+lend_after_s = 1
+quiet_s = 2
+min_gain = 0
+"""
+_PATIENCE_S = 60.0
+_GROUPS = 300
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    directory = tmp_path_factory.mktemp("lend")
+    production = build_policy(directory / "production", seed=11)
+    with run_fleet(directory, min_replicas=2, more=_LENDING.format(production=production)) as running:
+        yield running
+
+
+def get(fleet: RunningFleet, path: str) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {fleet.tokens.admin}"}
+    return httpx.get(f"{fleet.url}{path}", headers=headers, timeout=30, trust_env=False).raise_for_status()
+
+
+def replicas(fleet: RunningFleet) -> list[dict[str, Any]]:
+    return list(get(fleet, "/v1/status").json()["replicas"])
+
+
+def roles(fleet: RunningFleet) -> list[str]:
+    return sorted(replica["role"] for replica in replicas(fleet))
+
+
+def until(condition: Callable[[], bool], seen: Callable[[], object], *, seconds: float = _PATIENCE_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, seen()
+        time.sleep(0.1)
+
+
+def ask(fleet: RunningFleet, max_tokens: int = 24) -> str:
+    """What users get, at temperature 0: it tells the models apart."""
+    headers = {"Authorization": f"Bearer {fleet.tokens.user}"}
+    body = {"model": "assistant", "prompt": "the quick", "max_tokens": max_tokens, "temperature": 0}
+    answer = httpx.post(f"{fleet.url}/v1/completions", json=body, headers=headers, timeout=60, trust_env=False)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
+
+
+def ask_at_once(fleet: RunningFleet, count: int, width: int) -> set[str]:
+    with ThreadPoolExecutor(width) as users:
+        return set(users.map(lambda _: ask(fleet, 64)[:24], range(count)))
+
+
+def test_a_replica_goes_to_rollouts_and_comes_back_and_users_always_have_their_model(fleet: RunningFleet) -> None:
+    until(lambda: roles(fleet) == ["serving", "serving"], lambda: replicas(fleet))
+    expected = ask(fleet)
+    begun = ask(fleet, 64)[:24]
+    with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
+        rollout = client.submit([f"p{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 60}).id
+        until(lambda: "rollout" in roles(fleet), lambda: replicas(fleet))
+        assert roles(fleet) == ["rollout", "serving"]
+        assert {ask(fleet) for _ in range(20)} == {expected}
+
+        deadline = time.monotonic() + _PATIENCE_S
+        while not any("first_token" in parts(replica) for replica in replicas(fleet)):
+            assert ask_at_once(fleet, 60, 24) == {begun}
+            assert time.monotonic() < deadline, replicas(fleet)
+        assert any(replica["reclaims"] for replica in replicas(fleet))
+
+        page = get(fleet, "/metrics").text
+        assert 'part="verified"' in page
+        assert [group.state for group in client.stream(rollout, wait_s=120)] == ["delivered"] * _GROUPS
+    assert ask(fleet) == expected
+
+
+def parts(replica: dict[str, Any]) -> dict[str, float]:
+    """Of its newest return to users."""
+    back = [switch["parts"] for switch in replica["switches"] if switch["to"] == "serving"]
+    return back[-1] if back else {}

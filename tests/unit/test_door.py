@@ -1,0 +1,97 @@
+"""A user comes in or is turned away before the engine has heard of the request."""
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from rollout.board import ReplicaRole
+from services.door import admitted
+from services.role_router import NotServing
+from services.user_load import Answer
+from services.user_seats import UserSeats
+
+FAULT = 'data: {"error": {"code": 500}}\n\n'
+
+
+@dataclass
+class House:
+    role: ReplicaRole | None = None
+    dead: bool = False
+    seats: UserSeats = field(default_factory=lambda: UserSeats(lambda: None))
+    answers: list[Answer] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+    @property
+    def takes_users(self) -> bool:
+        return self.role in {None, ReplicaRole.SERVING}
+
+    def check_engine(self) -> None:
+        if self.dead:
+            raise RuntimeError("dead")
+
+    @contextmanager
+    def request(self, sequences: int) -> Iterator[Answer]:
+        with self.seats.hold(sequences):
+            self.answers.append(Answer())
+            yield self.answers[-1]
+
+    def answered(self) -> None:
+        self.told.append("answered")
+
+    def failed(self) -> None:
+        self.told.append("failed")
+
+
+class Engine:
+    """It is asked when `begin` is called."""
+
+    def __init__(self, *items: str) -> None:
+        self.items, self.asked = items, 0
+
+    async def begin(self) -> AsyncGenerator[Any, None]:
+        self.asked += 1
+        return self._stream()
+
+    async def _stream(self) -> AsyncGenerator[str, None]:
+        for item in self.items:
+            yield item
+
+
+async def test_a_request_holds_its_seats_from_its_arrival_to_its_end() -> None:
+    house, engine = House(ReplicaRole.SERVING), Engine("data: a\n\n", "data: b\n\n")
+    stream = admitted(house, engine.begin, 3, name="x")
+    assert (house.seats.held, await anext(stream), house.seats.held) == (0, "data: a\n\n", 3)
+    assert [item async for item in stream] == ["data: b\n\n"]
+    assert (house.seats.held, house.answers, house.told) == (0, [Answer(2, finished=True)], ["answered"] * 2)
+
+
+async def test_who_leaves_early_gives_the_seats_back_and_is_no_failure() -> None:
+    house, engine = House(), Engine("data: a\n\n", "data: b\n\n")
+    stream = admitted(house, engine.begin, 1, name="x")
+    await anext(stream)
+    await stream.aclose()
+    assert (house.seats.held, house.answers, house.told) == (0, [Answer(1)], ["answered"])
+
+
+@pytest.mark.parametrize("role", [ReplicaRole.DRAINING, ReplicaRole.ROLLOUT, ReplicaRole.RECLAIMING])
+async def test_a_replica_of_another_role_asks_its_engine_nothing_and_says_who_it_is(role: ReplicaRole) -> None:
+    house, engine = House(role), Engine("data: a\n\n")
+    with pytest.raises(NotServing, match=role.value) as refused:
+        await anext(admitted(house, engine.begin, 1, name="serves-name"))
+    assert (refused.value.replica, engine.asked, house.answers) == ("serves-name", 0, [])
+
+
+async def test_a_dead_engine_is_asked_nothing() -> None:
+    house, engine = House(dead=True), Engine("data: a\n\n")
+    with pytest.raises(RuntimeError, match="dead"):
+        await anext(admitted(house, engine.begin, 1, name="x"))
+    assert engine.asked == 0
+
+
+async def test_an_answer_that_the_engine_fails_is_told_once() -> None:
+    house, engine = House(), Engine(FAULT)
+    assert [item async for item in admitted(house, engine.begin, 1, name="x")] == [FAULT]
+    assert house.told == ["answered", "failed"]

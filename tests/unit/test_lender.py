@@ -1,0 +1,169 @@
+"""The gateway's loop that lends: whom it chooses, what it measures, and that an epoch change does not call all back."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rollout.board import Heartbeat, ReplicaRole, ReplicaState, RoleSwitch
+from rollout.errors import Fenced
+from rollout.memory_queue import MemoryQueue
+from rollout.queue import QueueLimits
+from rollout.wishes import Wish
+from services.config import FleetConfig
+from services.lender import Lender, chosen
+from services.lending import Price
+from services.lending_price import Meter
+from tests.queue_records import a_request
+from tests.unit.gateway_kit import BoardStub, heartbeat
+
+EXPECTED = Price(tokens_per_s=100, switch_s=30)
+
+
+def beat(replica: str, role: ReplicaRole = ReplicaRole.SERVING, **changes: Any) -> Heartbeat:
+    return replace(heartbeat(replica), role=role, **{"seats_users": 0, "seats_rollouts": 0, **changes})
+
+
+class WishList:
+    """Wishes in this process; `leader` may be someone else."""
+
+    def __init__(self) -> None:
+        self.leader, self.epoch = "", 0
+        self.now: Wish | None = None
+
+    async def lead(self, fleet: str, holder: str, *, ttl_s: float) -> int | None:
+        if self.leader not in {"", holder}:
+            return None
+        self.epoch += self.leader != holder
+        self.leader = holder
+        return self.epoch
+
+    async def wish(self, fleet: str, wish: Wish, *, ttl_s: float) -> None:
+        if wish.epoch != self.epoch:
+            raise Fenced("old")
+        self.now = wish
+
+    async def wished(self, fleet: str) -> Wish | None:
+        return self.now
+
+
+class Stand:
+    """A fleet of four that lends, with work in its queue, at midnight."""
+
+    def __init__(self, **lending: Any) -> None:
+        settings = {
+            "lend_after_s": 10,
+            "requests_per_replica": 8,
+            "quiet_s": 20,
+            "production": {"path": "/production"},
+            **lending,
+        }
+        self.config = FleetConfig.model_validate(
+            {
+                "model": {"path": "/policy"},
+                "sharing": {"mode": "lend"},
+                "lending": settings,
+                "autoscaling": {"max_replicas": 4},
+            }
+        )
+        self.now, self.users = 86_400.0 * 20_000, 0
+        self.board, self.wishes = BoardStub([beat(name) for name in "abcd"]), WishList()
+        self.queue = MemoryQueue("default", QueueLimits())
+        self.lender = self.gateway()
+
+    def gateway(self) -> Lender:
+        return Lender(
+            self.config,
+            board=self.board,  # type: ignore[arg-type]
+            wishes=self.wishes,
+            queue=lambda _: self.queue,
+            in_flight=lambda: self.users,
+            clock=lambda: self.now,
+        )
+
+    async def pass_time(self, seconds: float) -> int:
+        for _ in range(math.ceil(seconds)):
+            self.now += 1.0
+            await self.lender.tick()
+        return 0 if self.wishes.now is None else len(self.wishes.now.lent)
+
+
+async def a_stand(**lending: Any) -> Stand:
+    stand = Stand(**lending)
+    await stand.queue.submit([a_request()])
+    return stand
+
+
+async def test_replicas_that_users_leave_are_lent_after_a_while_and_called_back_at_once() -> None:
+    stand = await a_stand()
+    assert await stand.pass_time(10) == 0
+    assert await stand.pass_time(2) == 3
+    stand.users = 17
+    assert await stand.pass_time(1) < 2
+    recalled = stand.wishes.now
+    assert recalled is not None
+    assert set(recalled.decided_at.values()) >= {stand.now}
+
+
+async def test_nothing_is_lent_without_work_nor_outside_of_the_calendar() -> None:
+    assert await Stand().pass_time(60) == 0
+    day = {"start": "08:00", "end": "20:00", "replicas": 2}
+    stand = await a_stand(calendar=[day])
+    assert await stand.pass_time(60) == 0
+    stand.now += 9 * 3600
+    assert await stand.pass_time(60) == 2
+
+
+async def test_who_does_not_lead_wishes_nothing_and_a_new_leader_calls_nobody_back() -> None:
+    stand = await a_stand()
+    assert await stand.pass_time(30) == 3
+    other, first = stand.gateway(), stand.wishes.now
+    await other.tick()
+    assert stand.wishes.now is first
+    stand.wishes.leader = ""
+    await other.tick()
+    assert stand.wishes.now is not None
+    assert (stand.wishes.now.epoch, stand.wishes.now.lent) == (2, first.lent if first else None)
+
+
+async def test_a_replica_that_is_gone_is_not_counted() -> None:
+    stand = await a_stand()
+    assert await stand.pass_time(30) == 3
+    stand.board.replicas_alive = [beat("a"), beat("b", ReplicaRole.BROKEN), beat("c", state=ReplicaState.SUSPECT)]
+    assert await stand.pass_time(1) == 0
+
+
+def test_those_with_the_fewest_users_are_lent() -> None:
+    beats = [beat("a", seats_users=3), beat("b", seats_users=1), beat("c", seats_users=2)]
+    assert chosen(beats, (), 2) == {"b", "c"}
+
+
+def test_those_that_are_lent_stay_so_and_the_dearest_to_call_back_stay_longest() -> None:
+    beats = [
+        beat("serving"),
+        beat("draining", ReplicaRole.DRAINING, seats_users=1),
+        beat("pinned", ReplicaRole.ROLLOUT, seats_rollouts=1, pinned=7),
+        beat("busy", ReplicaRole.ROLLOUT, seats_rollouts=9),
+        beat("idle", ReplicaRole.ROLLOUT),
+    ]
+    lent = {"draining", "pinned", "busy", "idle"}
+    order = [chosen(beats, lent, count) - chosen(beats, lent, count - 1) for count in range(1, 6)]
+    assert order == [{"pinned"}, {"busy"}, {"idle"}, {"draining"}, {"serving"}]
+
+
+def test_the_harvest_of_a_replica_is_measured_while_it_has_work() -> None:
+    meter = Meter(EXPECTED)
+    for second in range(40):
+        busy = beat("a", ReplicaRole.ROLLOUT, seats_rollouts=4, rollout_tokens=500 * second, sent_at=float(second))
+        meter.observe([busy, beat("b", ReplicaRole.ROLLOUT, sent_at=float(second))])
+        if second in {10, 39}:
+            assert meter.price([busy]).tokens_per_s == pytest.approx(100 if second == 10 else 500)
+
+
+def test_the_price_of_the_swaps_is_measured_without_the_users_that_a_replica_waits_for() -> None:
+    out = RoleSwitch(ReplicaRole.ROLLOUT, 1.0, {"seen": 0.1, "drained": 20.0, "swapped": 22.0, "verified": 23.0})
+    back = RoleSwitch(ReplicaRole.SERVING, 2.0, {"seen": 0.1, "drained": 0.3, "swapped": 1.0, "verified": 2.0})
+    found = [beat("a", switches=(out, back), reclaims=2, rollout_prefilled_again=300, rollout_lost=100)]
+    assert Meter(EXPECTED).price(found) == Price(100, switch_s=5.0, spilled_tokens=200)
+    assert Meter(EXPECTED).price([beat("a", switches=(out,))]) == EXPECTED

@@ -1,0 +1,88 @@
+"""Windows of the week in the clock of a place."""
+
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.lending_calendar import DAYS, LendWindow, allowed, lasts_s, overlapping
+
+BERLIN = ZoneInfo("Europe/Berlin")
+NIGHTS = LendWindow(days=("mon", "tue", "wed", "thu"), start="22:00", end="06:00", replicas=2)
+WEEKEND = LendWindow(days=("sat", "sun"), start="00:00", end="00:00", replicas=5)
+MONDAY = datetime(2026, 3, 2, tzinfo=BERLIN)
+
+windows = st.builds(
+    LendWindow,
+    days=st.lists(st.sampled_from(DAYS), min_size=1, max_size=7).map(tuple),
+    start=st.times().map(lambda t: t.replace(second=0, microsecond=0)),
+    end=st.times().map(lambda t: t.replace(second=0, microsecond=0)),
+    replicas=st.integers(1, 9),
+)
+moments = st.integers(0, 7 * 24 * 60 - 1).map(lambda minutes: MONDAY + timedelta(minutes=minutes))
+
+
+def at(day: int, clock: str) -> datetime:
+    hour, minute = map(int, clock.split(":"))
+    return (MONDAY + timedelta(days=day)).replace(hour=hour, minute=minute)
+
+
+@pytest.mark.parametrize(
+    ("day", "clock", "count"),
+    [
+        (0, "05:00", 0),
+        (0, "22:00", 2),
+        (1, "05:59", 2),
+        (1, "06:00", 0),
+        (4, "03:00", 2),
+        (4, "23:00", 0),
+        (5, "00:00", 5),
+        (6, "23:59", 5),
+    ],
+)
+def test_a_window_holds_from_its_start_to_its_end_over_midnight(day: int, clock: str, count: int) -> None:
+    assert allowed([NIGHTS, WEEKEND], at(day, clock)) == count
+
+
+def test_a_window_of_sunday_night_reaches_into_monday() -> None:
+    sunday = LendWindow(days=("sun",), start="20:00", end="08:00", replicas=1)
+    assert [allowed([sunday], at(0, clock)) for clock in ("07:59", "08:00")] == [1, 0]
+    assert lasts_s([sunday], at(6, "20:00"), 1) == 12 * 3600
+
+
+def test_without_a_calendar_there_is_no_bound() -> None:
+    assert allowed([], MONDAY) is None
+    assert lasts_s([], MONDAY, 9) == float("inf")
+
+
+def test_how_long_a_number_lasts_goes_through_windows_that_follow_each_other() -> None:
+    evening = LendWindow(start="18:00", end="22:00", replicas=1)
+    assert lasts_s([evening, LendWindow(start="22:00", end="06:00", replicas=2)], at(0, "20:00"), 1) == 10 * 3600
+    assert lasts_s([evening], at(0, "20:00"), 2) == 0
+
+
+def test_the_night_on_which_the_clock_is_set_forward_is_an_hour_shorter() -> None:
+    saturday = LendWindow(days=("sat",), start="22:00", end="06:00", replicas=1)
+    assert lasts_s([saturday], datetime(2026, 3, 28, 22, tzinfo=BERLIN), 1) == 7 * 3600
+
+
+@given(windows, windows, moments)
+def test_windows_said_not_to_overlap_never_hold_together(one: LendWindow, other: LendWindow, now: datetime) -> None:
+    minute = now.weekday() * 24 * 60 + now.hour * 60 + now.minute
+    if overlapping([one, other]) is None:
+        assert not (one.covers(minute) and other.covers(minute))
+    elif one.covers(minute) and other.covers(minute):
+        assert overlapping([one, other]) == (one, other)
+
+
+@given(st.lists(windows, min_size=1, max_size=3), moments, st.integers(1, 9))
+def test_a_number_that_lasts_is_allowed_until_its_end(found: list[LendWindow], now: datetime, count: int) -> None:
+    if overlapping(found) is not None:
+        return
+    seconds = lasts_s(found, now, count)
+    assert (seconds > 0) == ((allowed(found, now) or 0) >= count)
+    if 0 < seconds < float("inf"):
+        end = now + timedelta(seconds=seconds)
+        assert (allowed(found, end - timedelta(minutes=1)) or 0) >= count > (allowed(found, end) or 0)

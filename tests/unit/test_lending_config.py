@@ -1,0 +1,115 @@
+"""What cannot be lent is refused before anything starts, with both values named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.config import load
+from rollout.errors import ConfigError
+from services.app import validated
+from services.config import FleetConfig
+from services.twins import check_twins
+
+CONFIG = {"architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "vocab_size": 320, "dtype": "float32"}
+
+
+def model(directory: Path, **changes: Any) -> Path:
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+    (directory / "tokenizer.json").write_text('{"model": {"vocab": {"a": 1}}}')
+    (directory / "chat_template.jinja").write_text("{{ messages }}")
+    return directory
+
+
+def lends(**lending: Any) -> dict[str, Any]:
+    return {
+        "model": {"path": "/policy"},
+        "sharing": {"mode": "lend"},
+        "lending": {"production": {"path": "/production", "name": "assistant"}, **lending},
+        "autoscaling": {"max_replicas": 2},
+        "redis": {"url": "redis://127.0.0.1:6380/0"},
+    }
+
+
+def test_users_are_served_the_production_model_where_replicas_are_lent_and_else_the_policy() -> None:
+    config = FleetConfig.model_validate(lends())
+    assert (config.lends, str(config.served.path), config.served.name) == (True, "/production", "assistant")
+    live = FleetConfig.model_validate({**lends(), "sharing": {"mode": "live"}})
+    assert (live.lends, str(live.served.path)) == (False, "/policy")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"production": None}, ["sharing.mode=lend", "lending.production.path"]),
+        ({"min_serving": 2}, ["lending.min_serving=2", "autoscaling.max_replicas=2"]),
+        ({"time_zone": "Mars/Olympus"}, ["Mars/Olympus"]),
+        (
+            {
+                "calendar": [
+                    {"days": ["fri"], "start": "22:00", "end": "06:00", "replicas": 1},
+                    {"days": ["sat"], "start": "05:00", "end": "07:00", "replicas": 1},
+                ]
+            },
+            ["fri 22:00-06:00", "sat 05:00-07:00", "overlap"],
+        ),
+    ],
+    ids=["no production model", "none left", "zone", "overlap"],
+)
+def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any], said: list[str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        validated(lends(**changes))
+    assert all(part in str(refused.value) for part in said)
+
+
+def test_models_that_differ_in_what_does_not_matter_are_twins(tmp_path: Path) -> None:
+    policy = model(tmp_path / "policy", transformers_version="5.0", dtype="bfloat16")
+    check_twins(policy, model(tmp_path / "production"), dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"hidden_size": 128}, "hidden_size=128"), ({"dtype": "bfloat16"}, "dtype='bfloat16'")],
+)
+def test_another_architecture_or_type_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    policy, production = model(tmp_path / "policy"), model(tmp_path / "production", **changes)
+    with pytest.raises(ConfigError) as refused:
+        check_twins(policy, production, dtype="auto")
+    (name, value) = next(iter(changes.items()))
+    assert all(part in str(refused.value) for part in (str(policy), str(production), said, repr(CONFIG[name])))
+    assert value != CONFIG[name]
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "chat_template.jinja"])
+def test_another_tokenizer_or_chat_template_is_refused(tmp_path: Path, file: str) -> None:
+    policy, production = model(tmp_path / "policy"), model(tmp_path / "production")
+    (production / file).write_text('{"model": {"vocab": {"b": 1}}}')
+    with pytest.raises(ConfigError, match=r"tokenizer.json|chat template"):
+        check_twins(policy, production, dtype="auto")
+
+
+def test_a_toml_file_says_all_of_it_and_paths_count_from_here(tmp_path: Path) -> None:
+    file = tmp_path / "nightshift.toml"
+    file.write_text(
+        """
+[model]
+path = "policy"
+[fleet.autoscaling]
+max_replicas = 4
+[fleet.sharing]
+mode = "lend"
+[fleet.lending]
+time_zone = "Europe/Berlin"
+production = {path = "production", name = "assistant"}
+[[fleet.lending.calendar]]
+days = ["mon", "tue"]
+start = "22:00"
+end = "06:00"
+replicas = 3
+"""
+    )
+    config = load([file]).fleet_config()
+    assert config.served.path == Path.cwd() / "production"
+    assert [str(window) for window in config.lending.calendar] == ["mon,tue 22:00-06:00"]

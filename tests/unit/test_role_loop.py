@@ -1,0 +1,293 @@
+"""A replica follows the wish with an engine that computes what was loaded last."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout.board import CurrentVersion, Invitation, Pin, ReplicaRole
+from rollout.errors import StoreUnavailable
+from rollout.rewards import Reward, RewardInput
+from rollout.types import Purpose, Sampling
+from rollout.wishes import Wish
+from services.config import HarvestConfig, PushConfig
+from services.harvester import Harvester
+from services.lending_config import LendingConfig
+from services.reconcile import Reconciler
+from services.role_loop import LendingImpossible, RoleLoop
+from services.roles import RESTORES
+from services.seat_keeper import SeatKeeper
+from services.slo import SloConfig
+from services.staging import Staging
+from services.step_log import StepLog
+from services.swap import EngineBroken, WeightSwap
+from services.user_window import RequestTimes
+
+POLICY, PRODUCTION = Path("/policy"), Path("/production")
+IDS = ((1, 2, 3), (4, 5, 6))
+
+
+@dataclass
+class Engine:
+    """Logprobs tell the models apart; a load of `damaged` ones leaves what no model computes."""
+
+    max_scored_tokens = 64
+    max_model_len = 64
+    vocab_size = 100
+    dead = False
+    holds: Path = PRODUCTION
+    damaged: set[Path] = field(default_factory=set)
+    loads: list[Path] = field(default_factory=list)
+    step_log: StepLog = field(default_factory=StepLog)
+
+    def users(self) -> Mapping[str, RequestTimes]:
+        return {}
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def set_version(self, version: int) -> None: ...
+
+    async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
+        self.holds = directory
+        self.loads.append(directory)
+
+    async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+        value = -9.0 if self.holds in self.damaged else -1.0 if self.holds == POLICY else -2.0
+        return (value,) * (len(token_ids) - 1)
+
+    def begin(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None) -> Any:
+        raise NotImplementedError
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return ""
+
+
+class Notices:
+    """A board of a run that published nothing."""
+
+    async def attached_run(self, fleet: str) -> str | None:
+        return None
+
+    async def pinned(self, fleet: str) -> Pin | None:
+        return None
+
+    async def invitation(self, fleet: str) -> Invitation | None:
+        return None
+
+    async def current(self, run: str) -> CurrentVersion | None:
+        return None
+
+
+class WishList:
+    def __init__(self) -> None:
+        self.now: Wish | None = None
+        self.away = False
+
+    async def lead(self, fleet: str, holder: str, *, ttl_s: float) -> int | None:
+        raise NotImplementedError
+
+    async def wish(self, fleet: str, wish: Wish, *, ttl_s: float) -> None:
+        self.now = wish
+
+    async def wished(self, fleet: str) -> Wish | None:
+        if self.away:
+            raise StoreUnavailable("gone")
+        return self.now
+
+
+class NoRewards:
+    def __contains__(self, name: str) -> bool:
+        return False
+
+    async def score(self, name: str, samples: Sequence[RewardInput]) -> list[Reward]:
+        return []
+
+
+class NoFleet:
+    version, pinned = 0, None
+
+    def queues(self) -> Sequence[Any]:
+        return []
+
+    def purposes(self, run: str) -> Sequence[Purpose]:
+        return []
+
+    async def settled(self) -> None: ...
+
+
+class Stand:
+    def __init__(self, tmp: Path, **lending: Any) -> None:
+        self.engine, self.wishes, self.now = Engine(), WishList(), 100.0
+        self.swap = swap = WeightSwap(self.engine, watchdog_s=5)
+        self.keeper = SeatKeeper(
+            total=4,
+            harvest=HarvestConfig(),
+            slo=SloConfig(),
+            engine=self.engine,
+            still_until=lambda: swap.still_until,
+            clock=lambda: self.now,
+        )
+        self.seats, self.users = self.keeper.seats, self.keeper.users
+        self.changes: list[ReplicaRole] = []
+        self.reconciler = Reconciler(
+            fleet="fleet",
+            replica="r",
+            host="host",
+            board=Notices(),  # type: ignore[arg-type]
+            swap=swap,
+            staging=Staging(tmp / "staging", "host-1-a"),
+            config=PushConfig(),
+            max_lag=4,
+            on_untrusted=lambda *_: None,
+        )
+        self.loop = RoleLoop(
+            replica="r",
+            fleet="fleet",
+            wishes=self.wishes,
+            config=LendingConfig(**lending),
+            policy=POLICY,
+            production=PRODUCTION,
+            swap=swap,
+            tolerance=0.05,
+            reconciler=self.reconciler,
+            harvester=Harvester(
+                replica="r",
+                config=HarvestConfig(),
+                seats=self.seats,
+                engine=self.engine,
+                rewards=NoRewards(),
+                fleet=NoFleet(),
+            ),
+            keeper=self.keeper,
+            changed=lambda: self.changes.append(self.role),
+            clock=lambda: self.now,
+        )
+
+    @property
+    def role(self) -> ReplicaRole:
+        return self.loop.standing.role
+
+    async def step(self, *lent: str, epoch: int = 1) -> ReplicaRole:
+        self.wishes.now = Wish(epoch, frozenset(lent))
+        await self.loop._look()
+        await self.loop.step()
+        await self.reconciler.step()
+        return self.role
+
+
+async def ready(tmp: Path, **lending: Any) -> Stand:
+    stand = Stand(tmp, **lending)
+    await stand.loop.rehearse(IDS)
+    assert stand.engine.loads == [POLICY, PRODUCTION]
+    return stand
+
+
+async def lent(tmp: Path, **lending: Any) -> Stand:
+    stand = await ready(tmp, **lending)
+    assert await stand.step("r") is ReplicaRole.DRAINING
+    assert await stand.step("r") is ReplicaRole.ROLLOUT
+    assert await stand.step("r") is ReplicaRole.ROLLOUT
+    return stand
+
+
+async def test_the_whole_way_round_with_the_right_weights(tmp_path: Path) -> None:
+    stand = await lent(tmp_path)
+    assert (stand.engine.holds, stand.reconciler.fit) == (POLICY, True)
+    assert stand.loop.log.ended[ReplicaRole.ROLLOUT] == 1
+    assert await stand.step() is ReplicaRole.SERVING
+    assert (stand.engine.holds, stand.reconciler.following) == (PRODUCTION, False)
+    assert stand.loop.log.ended[ReplicaRole.SERVING] == 1
+    assert stand.changes == [
+        ReplicaRole.DRAINING,
+        ReplicaRole.ROLLOUT,
+        ReplicaRole.RECLAIMING,
+        ReplicaRole.SERVING,
+    ]
+
+
+async def test_a_wish_for_others_changes_nothing(tmp_path: Path) -> None:
+    stand = await ready(tmp_path)
+    assert await stand.step("other") is ReplicaRole.SERVING
+
+
+async def test_a_replica_waits_for_its_users_and_takes_them_again_when_it_is_not_wanted_any_more(
+    tmp_path: Path,
+) -> None:
+    stand = await ready(tmp_path)
+    with stand.users.hold(1):
+        assert await stand.step("r") is ReplicaRole.DRAINING
+        assert await stand.step("r") is ReplicaRole.DRAINING
+        assert await stand.step() is ReplicaRole.SERVING
+    assert stand.engine.loads == [POLICY, PRODUCTION]
+
+
+async def test_an_older_leaders_wish_is_none(tmp_path: Path) -> None:
+    stand = await ready(tmp_path)
+    await stand.step(epoch=5)
+    assert await stand.step("r", epoch=4) is ReplicaRole.SERVING
+    assert await stand.step("r", epoch=6) is ReplicaRole.DRAINING
+
+
+async def test_users_get_the_replica_when_the_wish_is_not_heard_for_too_long(tmp_path: Path) -> None:
+    stand = await lent(tmp_path, wish_s=10)
+    stand.wishes.away = True
+    stand.now += 9
+    assert await stand.step("r") is ReplicaRole.ROLLOUT
+    stand.now += 2
+    assert await stand.step("r") is ReplicaRole.SERVING
+    assert stand.engine.holds == PRODUCTION
+
+
+async def test_a_policy_that_is_not_what_it_was_is_not_harvested_with(tmp_path: Path) -> None:
+    stand = await ready(tmp_path, rest_s=60)
+    stand.engine.damaged.add(POLICY)
+    assert await stand.step("r") is ReplicaRole.DRAINING
+    assert (await stand.step("r"), stand.engine.holds) == (ReplicaRole.SERVING, PRODUCTION)
+    assert stand.changes[-3:] == [ReplicaRole.ROLLOUT, ReplicaRole.RECLAIMING, ReplicaRole.SERVING]
+    assert stand.loop.log.ended[ReplicaRole.ROLLOUT] == 0
+    assert await stand.step("r") is ReplicaRole.SERVING
+    stand.now += 61
+    assert await stand.step("r") is ReplicaRole.DRAINING
+
+
+async def test_a_production_model_that_does_not_come_back_is_the_end_of_the_replica(tmp_path: Path) -> None:
+    stand = await lent(tmp_path)
+    stand.engine.damaged.add(PRODUCTION)
+    assert await stand.step() is ReplicaRole.RECLAIMING
+    with pytest.raises(EngineBroken, match="did not come back"):
+        await stand.step("r")
+    assert (stand.role, stand.engine.loads[-RESTORES:]) == (ReplicaRole.BROKEN, [PRODUCTION] * RESTORES)
+    assert "did not come back" in stand.swap.broken
+
+
+async def test_no_weights_are_swapped_while_a_sample_is_being_generated(tmp_path: Path) -> None:
+    stand = await lent(tmp_path)
+    sample = stand.seats.ask(prefill=1)
+    stepping = asyncio.create_task(stand.step())
+    await asyncio.sleep(0.05)
+    assert (stand.role, stand.engine.holds) == (ReplicaRole.RECLAIMING, POLICY)
+    stand.seats.leave(sample)
+    assert await stepping is ReplicaRole.SERVING
+
+
+async def test_a_sample_that_never_ends_does_not_keep_the_replica_for_ever(tmp_path: Path) -> None:
+    stand = await lent(tmp_path, reclaim_s=0.05)
+    stand.seats.ask(prefill=1)
+    with pytest.raises(EngineBroken, match="expired"):
+        await stand.step()
+
+
+async def test_an_engine_that_the_way_back_does_not_lead_back_takes_no_users(tmp_path: Path) -> None:
+    stand = Stand(tmp_path)
+
+    async def spoilt(directory: Path, *, refresh_tied_head: bool = True) -> None:
+        stand.engine.holds = POLICY
+
+    stand.engine.reload = spoilt  # type: ignore[method-assign]
+    with pytest.raises(LendingImpossible, match="back the engine is"):
+        await stand.loop.rehearse(IDS)

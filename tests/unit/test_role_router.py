@@ -1,0 +1,77 @@
+"""Users are sent to replicas that serve them; who refused is left out for as long as the view of it may be stale."""
+
+import pickle
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout.board import ReplicaRole
+from services.role_router import REFUSALS, ROLE, STALE_S, NotServing, Refusals, RoleRouter, eligible
+
+roles = st.dictionaries(st.text("abcdef", min_size=1, max_size=2), st.none() | st.sampled_from(ReplicaRole), max_size=8)
+
+
+@dataclass(frozen=True)
+class Id:
+    unique_id: str
+
+
+@dataclass
+class Candidate:
+    replica_id: Id
+    routing_stats: dict[str, Any] = field(default_factory=dict)
+
+
+def candidates(**known: str | None) -> list[Candidate]:
+    return [Candidate(Id(name), {} if role is None else {ROLE: role}) for name, role in known.items()]
+
+
+async def choose(found: list[Candidate]) -> list[list[str]]:
+    router = RoleRouter.__new__(RoleRouter)  # Serve's own state is not needed to choose
+    ranks = await router.choose_replicas(found)
+    return [[replica.replica_id.unique_id for replica in rank] for rank in ranks]
+
+
+@given(roles, st.sets(st.text("abcdef", min_size=1, max_size=2)))
+def test_somebody_is_always_asked_and_one_who_serves_before_one_who_does_not(
+    known: dict[str, str | None], refused: set[str]
+) -> None:
+    found = eligible(known, refused.__contains__)
+    assert bool(found) == bool(known)
+    serving = {r for r, role in known.items() if role in {None, ReplicaRole.SERVING}}
+    if serving - refused:
+        assert set(found) == serving - refused
+    elif set(known) - refused:
+        assert not set(found) & refused
+
+
+async def test_two_of_those_that_serve_are_candidates() -> None:
+    ranks = await choose(candidates(a="serving", b="rollout", c="serving", d="draining", e=None))
+    assert len(ranks) == 1
+    assert len(set(ranks[0])) == 2
+    assert set(ranks[0]) <= {"a", "c", "e"}
+    assert await choose(candidates(b="rollout", d="serving")) == [["d"]]
+    assert await choose([]) == []
+
+
+async def test_who_refused_is_left_out_until_its_role_is_known() -> None:
+    found = candidates(refused="serving", other="serving")
+    REFUSALS.add("refused")
+    assert await choose(found) == [["other"]]
+
+
+def test_a_refusal_is_forgotten_when_the_view_is_no_longer_stale() -> None:
+    now = 100.0
+    refusals = Refusals(lambda: now)
+    refusals.add("a")
+    assert "a" in refusals
+    assert "b" not in refusals
+    now += STALE_S
+    assert "a" not in refusals
+
+
+def test_a_refusal_comes_through_to_another_process_as_it_was() -> None:
+    refusal = pickle.loads(pickle.dumps(NotServing("r1", "draining")))
+    assert (refusal.replica, refusal.role, str(refusal)) == ("r1", "draining", "replica r1 is draining")
