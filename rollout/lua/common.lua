@@ -10,7 +10,7 @@
 --   <ns>:{<run>}:experience            stream  g=<group id>; scored, not settled. The one fenced writer walks it with a cursor
 --   <ns>:{<run>}:group:<group id>      hash    state purpose attempt failures expires request entry consumer deadline
 --                                              result holder reason done; expires `retain_s` after the group's end
---   <ns>:{<run>}:salvage:<group id>    hash    "<sample>:<origin>:<start>" -> tokens of an unfinished sample (rollout.salvage)
+--   <ns>:{<run>}:salvage:<group id>    hash    "<sample>:<origin>:<start>:<stop>" -> tokens of an unfinished sample (rollout.salvage)
 --   <ns>:{<run>}:subs                  set     submission ids
 --   <ns>:{<run>}:sub:<submission id>   string  one character per group, "." until its end: one byte a group that outlives
 --                                              the record, and lets the audit count without the ledger
