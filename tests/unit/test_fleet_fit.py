@@ -1,17 +1,26 @@
 """A run trains only with engines that can load what it publishes."""
 
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollout.board import Heartbeat, ReplicaState
+from rollout.config import RedisConfig
 from rollout.errors import ConfigError
 from rollout.local_board import LocalBoard
+from rollout.memory_queue import MemoryQueue
+from tests.trainer_kit import train_config
+from trainer import in_process
+from trainer.checkpoint import CheckpointStore
 from trainer.config import PushConfig
+from trainer.feeder import Feeder
 from trainer.fleet_fit import check_fleet
 from trainer.lora_config import LoraConfig
 from trainer.publish import Publisher
+from trainer.session import Claim, Inputs, train
+from trainer.signals import Signals
 
 
 def beat(**sharing: Any) -> Heartbeat:
@@ -74,3 +83,25 @@ async def test_nothing_is_published_for_engines_that_cannot_load_it(tmp_path: Pa
         await publisher.publish(0, above=0)
     assert not (tmp_path / "weights").exists()
     assert await board.reserve_version("run", 1, at_least=1) == 1
+
+
+async def test_a_run_that_is_refused_does_not_take_the_fleet_over(tmp_path: Path) -> None:
+    config = train_config(tmp_path, RedisConfig(), "refused", tmp_path, fleet="night", lora={"publish": "adapter"})
+    board, queue = LocalBoard(), MemoryQueue("refused")
+    await board.heartbeat("night", LIVE, ttl_s=9)
+    await board.register_run("night", "served")
+    await board.attach("night", "served", 1)
+    inputs = Inputs([], [], CheckpointStore(tmp_path / "checkpoints", keep=1), None)
+    with pytest.raises(ConfigError, match=r"fleet night has sharing\.mode=live"):
+        async with AsyncExitStack() as stack:
+            await train(
+                stack,
+                config,
+                Claim(queue, board, 2),
+                inputs,
+                Signals(),
+                feed=Feeder(queue, [], config, cursor=0),
+                groups=in_process,
+            )
+    assert await board.attached_run("night") == "served"
+    assert await board.runs("night") == ["served"]
