@@ -76,6 +76,8 @@ class RolloutAdapters:
         self.layers: frozenset[str] = frozenset()
         """That the engine lets an adapter change; none before `start`."""
         self.broken = ""
+        self.unscored = ""
+        """Why the engine did not answer the last canary; empty when it did."""
         self.still_until = 0.0
         """When the last load ended, monotonic; infinite while the engine may stand still for one."""
 
@@ -165,7 +167,10 @@ class RolloutAdapters:
             finally:
                 self._end(adapter)
 
-        return (await canary_gap(canary, score, longest=self.max_scored_tokens, watchdog_s=self._watchdog_s))[0]
+        gap, self.unscored = await canary_gap(
+            canary, score, longest=self.max_scored_tokens, watchdog_s=self._watchdog_s
+        )
+        return gap
 
     async def base_scores(self, token_ids: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
         """What the model as loaded computes for each sequence, as `Canary.logprobs`."""

@@ -56,6 +56,10 @@ class Engine:
         self.bad: set[Path] = set()
         self.hangs = False
         self.logprob = -1.0
+        self.moved = 0.0
+        """What an adapter adds to it."""
+        self.fault: Exception | None = None
+        """Met by whatever is computed with an adapter."""
 
     def begin(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None, adapter: Adapter | None = None
@@ -69,7 +73,9 @@ class Engine:
 
     async def score(self, token_ids: Sequence[int], adapter: Adapter | None = None) -> tuple[float, ...]:
         assert adapter is None or adapter.number in self.loaded
-        return (self.logprob,) * (len(token_ids) - 1)
+        if adapter is not None and self.fault is not None:
+            raise self.fault
+        return (self.logprob + (self.moved if adapter else 0.0),) * (len(token_ids) - 1)
 
     async def load_adapter(self, adapter: Adapter) -> float:
         if self.hangs:
