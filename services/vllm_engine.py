@@ -14,6 +14,7 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from rollout.errors import WeightsError
 from rollout.types import FinishReason, Partial, Sampling
 from services.adapters import Adapter
 from services.engine_output import GenerationError, part, partial
@@ -144,11 +145,15 @@ class VllmEngine:
 
     async def load_adapter(self, adapter: Adapter) -> float:
         """While requests go on; returns how long the engine stood still for it, in seconds. No timeout, for the reason
-        `reload` has none. Raises what the worker met, and the engine is as before then."""
+        `reload` has none. Raises WeightsError with what workers met; others may have it then, until it is unloaded."""
         arguments = {"name": adapter.name, "number": adapter.number, "directory": str(adapter.directory)}
-        return max(float(s) for s in await self._client.collective_rpc("load_adapter", kwargs=arguments))
+        answers = await self._client.collective_rpc("load_adapter", kwargs=arguments)
+        if met := [str(error) for _, error in answers if error]:
+            raise WeightsError("; ".join(met))
+        return max(float(seconds) for seconds, _ in answers)
 
     async def unload_adapter(self, adapter: Adapter) -> None:
+        """From all workers, those included that never had it."""
         await self._client.remove_lora(adapter.number)
 
     async def adapter_layers(self) -> frozenset[str]:

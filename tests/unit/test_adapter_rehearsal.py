@@ -1,6 +1,5 @@
 """The adapter of the rehearsal is one that others read, and moves the model as the merged copy says."""
 
-import asyncio
 import math
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from services.rollout_adapters import RolloutAdapters
 from services.staging import Staging
 from tests.fake_trainer import peft_logprobs
 from tests.tiny_models import ARCHITECTURES, Architecture, build_policy
-from tests.unit.test_rollout_adapters import Engine
+from tests.unit.test_rollout_adapters import Engine, turns
 
 LAYERS = frozenset({*SharingConfig().target_modules, "lm_head", "embed_tokens"})
 
@@ -79,7 +78,7 @@ async def rehearsed(engine: Engine, tmp: Path) -> float:
             adapters, model=model, staging=staging, dtype="float32", tolerance=0.05, independent_limit=0
         )
     finally:
-        await asyncio.sleep(0)
+        await turns()
         staging.close()
 
 

@@ -81,6 +81,7 @@ class Engine:
         if self.hangs:
             await asyncio.Event().wait()
         if adapter.directory in self.bad:
+            self.loaded[adapter.number] = adapter  # by some of its workers
             raise RuntimeError("no such file")
         assert adapter.number not in self.loaded
         self.loaded[adapter.number] = adapter
@@ -208,7 +209,9 @@ async def test_what_cannot_be_loaded_at_all_takes_no_place() -> None:
         with pytest.raises(WeightsError, match=r"v1: the engine cannot load the adapter of version 1: .*no such file"):
             await stand.adapters.load(Path("v1"), version=1, fallback=Path("v1"))
         assert stand.adapters.conclude(verified=False)
+    await turns()
     assert stand.adapters.adapters == ()
+    assert stand.engine.loaded == {}
     assert not stand.adapters.broken
 
 
