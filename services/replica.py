@@ -259,7 +259,8 @@ class Replica:
 
     async def _measure_idle(self) -> None:
         """What the engine does without work: the autoscaler counts in it, and an SLO must leave room for it."""
-        speed = await measure(self._engine, self._config.engine.max_num_seqs, clock=time.perf_counter)
+        engine, seats = self._engine, self._config.engine.max_num_seqs
+        speed = await measure(engine, seats, adapter=engine.user_adapter, clock=time.perf_counter)
         check_attainable(self._config.slo, speed)
         self.keeper.calibrate(speed)
         self._load = UserLoad(

@@ -39,6 +39,8 @@ class VllmEngine:
         """`client` must keep statistics (`disable_log_stats` is false)."""
         self._client = client
         self.step_log = StepLog()
+        self.user_adapter: Adapter | None = None
+        """What users are on; None for the model itself."""
         client.logger_manager.stat_loggers.append(self.step_log)
 
     @property
@@ -165,6 +167,7 @@ class VllmEngine:
         request = LoRARequest(name, USER_ADAPTER, str(directory))
         await self._client.add_lora(request)
         await self._client.pin_lora(USER_ADAPTER)
+        self.user_adapter = Adapter(USER_ADAPTER, version=0, directory=directory)
         return request
 
     async def push_refusal(self, staging: Path) -> str:
