@@ -148,4 +148,5 @@ def _json(record: CurrentVersion | Heartbeat | Invitation | Membership | Pin) ->
 def _heartbeat(raw: dict[str, Any]) -> Heartbeat:
     pushes = tuple(AppliedPush(**{**push, "path": PushPath(push["path"])}) for push in raw["pushes"])
     raw = {name: value for name, value in raw.items() if name in _BEAT_FIELDS}  # a newer replica may say more
-    return Heartbeat(**{**raw, "state": ReplicaState(raw["state"]), "pushes": pushes})
+    layers = tuple(raw.get("adapter_layers", ()))
+    return Heartbeat(**{**raw, "state": ReplicaState(raw["state"]), "pushes": pushes, "adapter_layers": layers})

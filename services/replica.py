@@ -235,6 +235,7 @@ class Replica:
             user_failures=condition.user_failures,
             sharing=self._config.sharing.mode,
             max_lora_rank=self._config.sharing.max_lora_rank if self._config.sharing.max_loras else None,
+            adapter_layers=tuple(sorted(self._swap.layers)) if isinstance(self._swap, RolloutAdapters) else (),
         )
 
     @contextmanager

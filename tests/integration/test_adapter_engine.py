@@ -224,6 +224,7 @@ async def test_whole_weights_are_refused(rig: Rig) -> None:
             lambda b: "is whole weights, but this fleet has sharing.mode=adapter" in b.detail
         )
         assert (beat.version, beat.sharing, beat.max_lora_rank) == (0, "adapter", 8)
+        assert "q_proj" in beat.adapter_layers
 
 
 async def test_an_adapter_that_cannot_be_loaded_leaves_the_engine_as_it_was(rig: Rig, tmp_path: Path) -> None:

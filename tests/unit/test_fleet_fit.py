@@ -28,7 +28,7 @@ def beat(**sharing: Any) -> Heartbeat:
 
 
 LIVE, LEND = beat(), beat(sharing="lend")
-ADAPTER = beat(sharing="adapter", max_lora_rank=16)
+ADAPTER = beat(sharing="adapter", max_lora_rank=16, adapter_layers=("k_proj", "q_proj"))
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,9 @@ ADAPTER = beat(sharing="adapter", max_lora_rank=16)
         (LoraConfig(), LIVE),
         (LoraConfig(r=64), LEND),
         (LoraConfig(r=16, publish="adapter"), ADAPTER),
+        (LoraConfig(target_modules=("q_proj",), publish="adapter"), ADAPTER),
+        (LoraConfig(target_modules=("up_proj",), publish="adapter"), beat(sharing="adapter", max_lora_rank=16)),
+        (LoraConfig(target_modules=("up_proj",)), LIVE),
     ],
 )
 def test_what_the_engines_can_load_is_trained(lora: LoraConfig | None, replica: Heartbeat) -> None:
@@ -53,6 +56,11 @@ def test_what_the_engines_can_load_is_trained(lora: LoraConfig | None, replica: 
         (LoraConfig(publish="adapter"), LIVE, ["train.lora.publish=adapter", "sharing.mode=live", "whole weights"]),
         (LoraConfig(publish="adapter"), LEND, ["train.lora.publish=adapter", "sharing.mode=lend"]),
         (LoraConfig(r=17, publish="adapter"), ADAPTER, ["train.lora.r=17", "sharing.max_lora_rank=16"]),
+        (
+            LoraConfig(target_modules=("q_proj", "up_proj"), publish="adapter"),
+            ADAPTER,
+            ["train.lora.target_modules=q_proj,up_proj names up_proj", "k_proj, q_proj (sharing.target_modules)"],
+        ),
     ],
 )
 def test_what_they_cannot_is_refused_with_both_values(
