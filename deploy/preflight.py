@@ -64,7 +64,8 @@ def check_models(train: TrainConfig) -> None:
 def check_sharing(fleet: FleetConfig, train: TrainConfig) -> None:
     """That the fleet's engines can load what the run publishes. Raises ConfigError."""
     sharing = fleet.sharing
-    if why := misfit(train.lora, fleet.fleet, mode=sharing.mode, max_lora_rank=sharing.max_lora_rank):
+    rank, layers = sharing.max_lora_rank, sharing.target_modules
+    if why := misfit(train.lora, fleet.fleet, mode=sharing.mode, max_lora_rank=rank, layers=layers):
         raise ConfigError(why)
 
 

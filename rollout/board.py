@@ -119,6 +119,8 @@ class Heartbeat:
     """How its fleet shares engines between users and rollouts: `adapter` takes LoRA adapters, all others weights."""
     max_lora_rank: int | None = None
     """Of the adapters that it takes; None where it takes whole weights."""
+    adapter_layers: tuple[str, ...] = ()
+    """Last parts of the names of the layers that they can change."""
     seat_limit: int | None = None
     """Sequences, of users and rollouts together, that the SLO has room for; None without an SLO."""
     slo_breaches: int = 0

@@ -161,5 +161,11 @@ def _heartbeat(raw: dict[str, Any]) -> Heartbeat:
     switches = tuple(RoleSwitch(**{**one, "to": ReplicaRole(one["to"])}) for one in raw.get("switches", ()))
     role = ReplicaRole(raw["role"]) if raw.get("role") else None
     raw = {name: value for name, value in raw.items() if name in _BEAT_FIELDS}  # a newer replica may say more
-    typed = {"state": ReplicaState(raw["state"]), "pushes": pushes, "role": role, "switches": switches}
+    typed = {
+        "state": ReplicaState(raw["state"]),
+        "pushes": pushes,
+        "role": role,
+        "switches": switches,
+        "adapter_layers": tuple(raw.get("adapter_layers", ())),
+    }
     return Heartbeat(**{**raw, **typed})

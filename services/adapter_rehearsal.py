@@ -30,17 +30,20 @@ from services.rehearsal import (
     canary_ids,
     distance,
     independent_logprobs,
+    measured_gap,
     model_vocab_size,
     weight_bytes,
 )
 from services.rollout_adapters import RolloutAdapters
 from services.staging import Staging
+from services.swap import mean_gap
 
 _SEED = 30_240
 _RANK = 1
 """Every engine takes it, and so few columns move every row."""
 _RELATIVE_NOISE = 1.0
 _PREFIX = "base_model.model."
+_WITH = "an adapter on every layer"
 
 _log = structlog.get_logger(__name__)
 
@@ -70,14 +73,14 @@ async def rehearse_adapter(
     try:
         await adapters.load(directory / "adapter", version=0)
         if merged is None:
-            if (move := await adapters.gap(base)) < MIN_GROUP_MOVE:
+            if (move := await measured_gap(adapters, base, _WITH)) < MIN_GROUP_MOVE:
                 raise RehearsalFailed(f"an adapter on every layer moves the canary by {move:.3g} nats only: not in use")
             there = 0.0
         else:
             there = await _against_independent(adapters, model, merged, base, tolerance)
         # in one batch with the adapter's, as users' requests are with rollouts'
-        beside_scores, _ = await asyncio.gather(adapters.base_scores(ids), adapters.gap(base))
-        beside = distance(base, Canary(ids, beside_scores))
+        beside_scores, _ = await asyncio.gather(adapters.base_scores(ids), measured_gap(adapters, base, _WITH))
+        beside = mean_gap(beside_scores, base.logprobs)
     finally:
         adapters.conclude(verified=False)
     if beside > tolerance:
@@ -98,7 +101,7 @@ async def _against_independent(
         raise RehearsalFailed(f"the adapter moves the canary by {move:.3g} nats only, {MIN_MOVE} needed")
     if (apart := distance(plain, base)) > tolerance:
         raise RehearsalFailed(f"the engine is {apart:.4g} nats from {model}, tolerance {tolerance}")
-    if (gap := await adapters.gap(moved)) > tolerance:
+    if (gap := await measured_gap(adapters, moved, _WITH)) > tolerance:
         raise RehearsalFailed(
             f"with an adapter the engine is {gap:.4g} nats from the expected logprobs, tolerance {tolerance}: it leaves"
             " the adapter out of some layer"

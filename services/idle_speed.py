@@ -4,14 +4,31 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from rollout.types import Sampling
-from services.sample_run import Generator
+from services.adapters import Adapter
+from services.sample_run import Generation
 
 _PROMPT, _RESPONSE = 24, 16
 """Tokens."""
 _REPEATS = 3
 _SEED = 20_240
+
+
+class Engine(Protocol):
+    """What a measurement needs of an engine."""
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def begin(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None, adapter: Adapter | None = None
+    ) -> Generation: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +51,18 @@ class IdleSpeed:
         return self.first_token_s + max(0.0, tokens - 1) * self.token_s
 
 
-async def measure(engine: Generator, seats: int, *, clock: Callable[[], float]) -> IdleSpeed:
+async def measure(engine: Engine, seats: int, *, adapter: Adapter | None, clock: Callable[[], float]) -> IdleSpeed:
     """On an engine that does nothing else; the fastest of a few tries, since all that disturbs one makes it slower.
 
-    Costs a few short sequences and one batch of `seats`. Raises GenerationError.
+    `adapter` is the one that users are on, None for the model itself. Costs a few short sequences and one batch of
+    `seats`. Raises GenerationError.
     """
+    timed = partial(_timed, engine, adapter=adapter, clock=clock)
     prompts = _prompts(engine.vocab_size, min(_PROMPT, engine.max_model_len // 2), seats + 2 * _REPEATS + 1)
-    await _timed(engine, prompts[:1], 2, clock)  # what an engine does at its first request only
-    firsts = [await _timed(engine, [prompt], 1, clock) for prompt in prompts[1 : _REPEATS + 1]]
-    alone = [await _timed(engine, [prompt], _RESPONSE, clock) for prompt in prompts[_REPEATS + 1 : 2 * _REPEATS + 1]]
-    batch_s, batch_tokens = await _timed(engine, prompts[2 * _REPEATS + 1 :], _RESPONSE, clock)
+    await timed(prompts[:1], 2)  # what an engine does at its first request only
+    firsts = [await timed([prompt], 1) for prompt in prompts[1 : _REPEATS + 1]]
+    alone = [await timed([prompt], _RESPONSE) for prompt in prompts[_REPEATS + 1 : 2 * _REPEATS + 1]]
+    batch_s, batch_tokens = await timed(prompts[2 * _REPEATS + 1 :], _RESPONSE)
     first_s = min(seconds for seconds, _ in firsts)
     token_s = min(max(0.0, seconds - first_s) / max(1, tokens - 1) for seconds, tokens in alone)
     service_s = seats * first_s + (batch_tokens - seats) * token_s
@@ -51,13 +70,18 @@ async def measure(engine: Generator, seats: int, *, clock: Callable[[], float]) 
 
 
 async def _timed(
-    engine: Generator, prompts: Sequence[tuple[int, ...]], tokens: int, clock: Callable[[], float]
+    engine: Engine,
+    prompts: Sequence[tuple[int, ...]],
+    tokens: int,
+    *,
+    adapter: Adapter | None,
+    clock: Callable[[], float],
 ) -> tuple[float, int]:
     """Seconds for all of them at once, and the tokens that came of it: an end may be sampled early."""
     sampling = Sampling(max_tokens=tokens)
     began = clock()
     parts = await asyncio.gather(
-        *(engine.begin(prompt, sampling, seed=index).ended() for index, prompt in enumerate(prompts))
+        *(engine.begin(prompt, sampling, seed=index, adapter=adapter).ended() for index, prompt in enumerate(prompts))
     )
     return clock() - began, sum(len(part.token_ids) for part in parts if part is not None)
 

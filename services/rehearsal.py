@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from rollout.errors import NightshiftError
 from rollout.weights import Canary
 from services.staging import Staging
-from services.swap import WeightSwap
+from services.swap import NO_GAP, Weights, WeightSwap
 
 _SEED = 20_240
 _SEQUENCES, _LENGTH = 4, 24
@@ -152,20 +152,26 @@ async def _by_groups(
         directory = await asyncio.to_thread(staging.open, "rehearsal", weight_bytes(model))
         await asyncio.to_thread(write_perturbed, model, directory, re.compile(pattern).search)
         await swap.load(directory, version=0, fallback=model)
-        if (move := await swap.gap(base)) < MIN_GROUP_MOVE:
+        if (move := await measured_gap(swap, base, f"new tensors /{pattern}/")) < MIN_GROUP_MOVE:
             raise RehearsalFailed(f"new tensors /{pattern}/ move the canary by {move:.3g} nats only: not in use")
     return await _load_and_compare(swap, model, base, tolerance, "restored")
 
 
 async def _load_and_compare(swap: WeightSwap, directory: Path, canary: Canary, tolerance: float, what: str) -> float:
     await swap.load(directory, version=0)
-    if (gap := await swap.gap(canary)) > tolerance:
-        if swap.unscored:
-            raise RehearsalFailed(f"rehearsal: the engine cannot compute with {what} weights: {swap.unscored}")
+    if (gap := await measured_gap(swap, canary, f"{what} weights")) > tolerance:
         raise RehearsalFailed(
             f"rehearsal: with {what} weights the engine is {gap:.4g} nats from the expected logprobs, "
             f"tolerance {tolerance}: a push would leave old weights in use"
         )
+    return gap
+
+
+async def measured_gap(weights: Weights, canary: Canary, what: str) -> float:
+    """`weights.gap`. Raises RehearsalFailed where there is none: that is no proof of anything."""
+    if (gap := await weights.gap(canary)) == NO_GAP:
+        reason = weights.unscored or "its logprobs are not finite"
+        raise RehearsalFailed(f"rehearsal: the engine cannot compute with {what}: {reason}")
     return gap
 
 

@@ -250,6 +250,7 @@ class Replica:
             user_failures=condition.user_failures,
             sharing=self._config.sharing.mode,
             max_lora_rank=self._config.sharing.max_lora_rank if self._config.sharing.max_loras else None,
+            adapter_layers=tuple(sorted(self._swap.layers)) if isinstance(self._swap, RolloutAdapters) else (),
             role=self.role,
             switches=() if self.roles is None else self.roles.log.records,
             lends=0 if self.roles is None else self.roles.log.ended[ReplicaRole.ROLLOUT],
@@ -304,7 +305,8 @@ class Replica:
 
     async def _measure_idle(self) -> None:
         """What the engine does without work: the autoscaler counts in it, and an SLO must leave room for it."""
-        speed = await measure(self._engine, self._config.engine.max_num_seqs, clock=time.perf_counter)
+        engine, seats = self._engine, self._config.engine.max_num_seqs
+        speed = await measure(engine, seats, adapter=engine.user_adapter, clock=time.perf_counter)
         check_attainable(self._config.slo, speed)
         self.keeper.calibrate(speed)
         self._load = UserLoad(

@@ -52,7 +52,9 @@ class AdapterEngine(Protocol):
         """Returns how long the engine stood still, in seconds."""
         ...
 
-    async def unload_adapter(self, adapter: Adapter) -> None: ...
+    async def unload_adapter(self, adapter: Adapter) -> None:
+        """From all of its workers, those included that never had it."""
+        ...
 
     async def adapter_layers(self) -> frozenset[str]:
         """Last parts of the names of the layers that an adapter can change."""
@@ -76,6 +78,8 @@ class RolloutAdapters:
         self.layers: frozenset[str] = frozenset()
         """That the engine lets an adapter change; none before `start`."""
         self.broken = ""
+        self.unscored = ""
+        """Why the engine did not answer the last canary; empty when it did."""
         self.still_until = 0.0
         """When the last load ended, monotonic; infinite while the engine may stand still for one."""
 
@@ -150,6 +154,7 @@ class RolloutAdapters:
             if fallback is None or fallback == directory:
                 raise
             _log.warning("adapter_not_loaded", directory=str(directory), error=str(error), fallback=str(fallback))
+            await self._make_room(version)
             return await self._load(fallback, version)
 
     async def gap(self, canary: Canary) -> float:
@@ -165,7 +170,10 @@ class RolloutAdapters:
             finally:
                 self._end(adapter)
 
-        return (await canary_gap(canary, score, longest=self.max_scored_tokens, watchdog_s=self._watchdog_s))[0]
+        gap, self.unscored = await canary_gap(
+            canary, score, longest=self.max_scored_tokens, watchdog_s=self._watchdog_s
+        )
+        return gap
 
     async def base_scores(self, token_ids: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
         """What the model as loaded computes for each sequence, as `Canary.logprobs`."""
@@ -214,7 +222,7 @@ class RolloutAdapters:
             raise EngineBroken(self.broken)
         if error := loading.exception():
             self._places.drop(adapter)
-            self._places.unloaded(adapter)
+            self._unload_soon()  # some of the engine's workers may have it
             raise WeightsError(f"{directory}: the engine cannot load the adapter of version {version}: {error!r}")
         return loading.result()
 

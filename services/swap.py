@@ -49,6 +49,11 @@ class Weights(Protocol):
         """Why the engine must be replaced; empty while it is well."""
         ...
 
+    @property
+    def unscored(self) -> str:
+        """Why the engine did not answer the last canary; empty when it did."""
+        ...
+
     def refusal(self, manifest: WeightManifest) -> str:
         """Why the engine cannot load this version; empty when it can."""
         ...

@@ -14,6 +14,7 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from rollout.errors import WeightsError
 from rollout.types import FinishReason, Partial, Sampling
 from services.adapters import Adapter
 from services.engine_output import GenerationError, part, partial
@@ -38,6 +39,8 @@ class VllmEngine:
         """`client` must keep statistics (`disable_log_stats` is false)."""
         self._client = client
         self.step_log = StepLog()
+        self.user_adapter: Adapter | None = None
+        """What users are on; None for the model itself."""
         client.logger_manager.stat_loggers.append(self.step_log)
 
     @property
@@ -144,11 +147,15 @@ class VllmEngine:
 
     async def load_adapter(self, adapter: Adapter) -> float:
         """While requests go on; returns how long the engine stood still for it, in seconds. No timeout, for the reason
-        `reload` has none. Raises what the worker met, and the engine is as before then."""
+        `reload` has none. Raises WeightsError with what workers met; others may have it then, until it is unloaded."""
         arguments = {"name": adapter.name, "number": adapter.number, "directory": str(adapter.directory)}
-        return max(float(s) for s in await self._client.collective_rpc("load_adapter", kwargs=arguments))
+        answers = await self._client.collective_rpc("load_adapter", kwargs=arguments)
+        if met := [str(error) for _, error in answers if error]:
+            raise WeightsError("; ".join(met))
+        return max(float(seconds) for seconds, _ in answers)
 
     async def unload_adapter(self, adapter: Adapter) -> None:
+        """From all workers, those included that never had it."""
         await self._client.remove_lora(adapter.number)
 
     async def adapter_layers(self) -> frozenset[str]:
@@ -160,6 +167,7 @@ class VllmEngine:
         request = LoRARequest(name, USER_ADAPTER, str(directory))
         await self._client.add_lora(request)
         await self._client.pin_lora(USER_ADAPTER)
+        self.user_adapter = Adapter(USER_ADAPTER, version=0, directory=directory)
         return request
 
     async def push_refusal(self, staging: Path) -> str:

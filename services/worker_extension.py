@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ class WorkerExtension:
     device: Any
     parallel_config: Any
     add_lora: Callable[[LoRARequest], bool]
-    remove_lora: Callable[[int], bool]
 
     def refresh_tied_head(self) -> bool:
         """Pack the output layer again after a reload, where it shares the embedding's weights; True if that was needed.
@@ -47,16 +45,16 @@ class WorkerExtension:
         dispatch_cpu_unquantized_gemm(head, remove_weight=False)
         return True
 
-    def load_adapter(self, name: str, number: int, directory: str) -> float:
-        """Into a free place; returns the seconds that it took, in which this worker computed nothing."""
-        started = time.monotonic()
+    def load_adapter(self, name: str, number: int, directory: str) -> tuple[float, str]:
+        """Into a free place; returns the seconds that it took, in which this worker computed nothing, and what went
+        wrong: were it raised, the engine would leave the replies of other workers unread and take them for those to its
+        next call."""
+        started, error = time.monotonic(), ""
         try:
             self.add_lora(LoRARequest(name, number, directory))
-        except Exception:
-            with suppress(Exception):  # what is known of it by now, or the engine would take it for loaded
-                self.remove_lora(number)
-            raise
-        return time.monotonic() - started
+        except Exception as met:
+            error = repr(met)
+        return time.monotonic() - started, error
 
     def adapter_layers(self) -> list[str] | None:
         """Last parts of the names of the layers that an adapter can change, as model files have them; None where rank

@@ -80,9 +80,9 @@ async def train(
     if config.health_port:  # before the workers load, which takes minutes where the model is large
         await health.start()
         stack.push_async_callback(health.close)
+    check_fleet(config.lora, config.fleet, await claim.board.replicas(config.fleet))  # before the fleet follows it
     await claim.board.register_run(config.fleet, config.run)
     await claim.board.attach(config.fleet, config.run, claim.token)
-    check_fleet(config.lora, config.fleet, await claim.board.replicas(config.fleet))
     if checkpoint is not None:
         log.info("resuming", step=checkpoint.state.step, checkpoint=str(checkpoint.directory))
         await claim.queue.settle(claim.token, checkpoint.state.settled_ids, GroupState.TRAINED)

@@ -92,8 +92,13 @@ def one_replica(scene: Scene) -> Scene:
 
 
 def without_rollouts(options: FleetOptions) -> FleetOptions:
-    """The same fleet for users alone."""
-    return options.model_copy(update={"harvest": options.harvest.model_copy(update={"max_seats": 0})})
+    """The same fleet for users alone: no seats for rollouts, and no replica for their sake, which users would gain."""
+    return options.model_copy(
+        update={
+            "harvest": options.harvest.model_copy(update={"max_seats": 0}),
+            "autoscaling": options.autoscaling.model_copy(update={"rollout_budget": None}),
+        }
+    )
 
 
 def _response(rates: Array, stories: Sequence[Story]) -> Response:

@@ -1,5 +1,6 @@
 """The adapter of the rehearsal is one that others read, and moves the model as the merged copy says."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,14 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from rollout.weights import Canary
-from services.adapter_rehearsal import write_adapter
+from services.adapter_rehearsal import rehearse_adapter, write_adapter
 from services.config import SharingConfig
 from services.rehearsal import MIN_MOVE, RehearsalFailed, canary_ids, distance, independent_logprobs
+from services.rollout_adapters import RolloutAdapters
+from services.staging import Staging
 from tests.fake_trainer import peft_logprobs
 from tests.tiny_models import ARCHITECTURES, Architecture, build_policy
+from tests.unit.test_rollout_adapters import Engine, turns
 
 LAYERS = frozenset({*SharingConfig().target_modules, "lm_head", "embed_tokens"})
 
@@ -60,3 +64,39 @@ def test_noise_is_seeded(tmp_path: Path) -> None:
     write_adapter(model, tmp_path / "b", None, LAYERS)
     first, second = (tmp_path / name / "adapter_model.safetensors" for name in "ab")
     assert first.read_bytes() == second.read_bytes()
+
+
+async def rehearsed(engine: Engine, tmp: Path) -> float:
+    """As for a model that is too large to be computed twice."""
+    model = build_policy(tmp / "policy")
+    staging = Staging(tmp / "staging", "host-1-a")
+    staging.prepare()
+    adapters = RolloutAdapters(engine, places=2, first=2, max_rank=8, watchdog_s=5)
+    await adapters.start()
+    try:
+        return await rehearse_adapter(
+            adapters, model=model, staging=staging, dtype="float32", tolerance=0.05, independent_limit=0
+        )
+    finally:
+        await turns()
+        staging.close()
+
+
+async def test_of_a_large_model_the_adapter_has_to_move_the_canary_and_leaves(tmp_path: Path) -> None:
+    engine = Engine()
+    with pytest.raises(RehearsalFailed, match="moves the canary by 0 nats only"):
+        await rehearsed(engine, tmp_path / "still")
+    engine.moved = 0.5
+    assert await rehearsed(engine, tmp_path / "moved") == 0
+    assert engine.loaded == {}
+
+
+async def test_what_cannot_be_measured_is_no_proof(tmp_path: Path) -> None:
+    engine = Engine()
+    engine.fault = RuntimeError("no kernel for rank 1")
+    with pytest.raises(RehearsalFailed, match=r"cannot compute with an adapter .*no kernel for rank 1"):
+        await rehearsed(engine, tmp_path / "fault")
+    engine.fault, engine.moved = None, math.nan
+    with pytest.raises(RehearsalFailed, match=r"cannot compute with an adapter .*not finite"):
+        await rehearsed(engine, tmp_path / "nan")
+    assert engine.loaded == {}

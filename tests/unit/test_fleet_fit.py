@@ -1,17 +1,26 @@
 """A run trains only with engines that can load what it publishes."""
 
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollout.board import Heartbeat, ReplicaState
+from rollout.config import RedisConfig
 from rollout.errors import ConfigError
 from rollout.local_board import LocalBoard
+from rollout.memory_queue import MemoryQueue
+from tests.trainer_kit import train_config
+from trainer import in_process
+from trainer.checkpoint import CheckpointStore
 from trainer.config import PushConfig
+from trainer.feeder import Feeder
 from trainer.fleet_fit import check_fleet
 from trainer.lora_config import LoraConfig
 from trainer.publish import Publisher
+from trainer.session import Claim, Inputs, train
+from trainer.signals import Signals
 
 
 def beat(**sharing: Any) -> Heartbeat:
@@ -19,7 +28,7 @@ def beat(**sharing: Any) -> Heartbeat:
 
 
 LIVE, LEND = beat(), beat(sharing="lend")
-ADAPTER = beat(sharing="adapter", max_lora_rank=16)
+ADAPTER = beat(sharing="adapter", max_lora_rank=16, adapter_layers=("k_proj", "q_proj"))
 
 
 @pytest.mark.parametrize(
@@ -29,6 +38,9 @@ ADAPTER = beat(sharing="adapter", max_lora_rank=16)
         (LoraConfig(), LIVE),
         (LoraConfig(r=64), LEND),
         (LoraConfig(r=16, publish="adapter"), ADAPTER),
+        (LoraConfig(target_modules=("q_proj",), publish="adapter"), ADAPTER),
+        (LoraConfig(target_modules=("up_proj",), publish="adapter"), beat(sharing="adapter", max_lora_rank=16)),
+        (LoraConfig(target_modules=("up_proj",)), LIVE),
     ],
 )
 def test_what_the_engines_can_load_is_trained(lora: LoraConfig | None, replica: Heartbeat) -> None:
@@ -44,6 +56,11 @@ def test_what_the_engines_can_load_is_trained(lora: LoraConfig | None, replica: 
         (LoraConfig(publish="adapter"), LIVE, ["train.lora.publish=adapter", "sharing.mode=live", "whole weights"]),
         (LoraConfig(publish="adapter"), LEND, ["train.lora.publish=adapter", "sharing.mode=lend"]),
         (LoraConfig(r=17, publish="adapter"), ADAPTER, ["train.lora.r=17", "sharing.max_lora_rank=16"]),
+        (
+            LoraConfig(target_modules=("q_proj", "up_proj"), publish="adapter"),
+            ADAPTER,
+            ["train.lora.target_modules=q_proj,up_proj names up_proj", "k_proj, q_proj (sharing.target_modules)"],
+        ),
     ],
 )
 def test_what_they_cannot_is_refused_with_both_values(
@@ -74,3 +91,25 @@ async def test_nothing_is_published_for_engines_that_cannot_load_it(tmp_path: Pa
         await publisher.publish(0, above=0)
     assert not (tmp_path / "weights").exists()
     assert await board.reserve_version("run", 1, at_least=1) == 1
+
+
+async def test_a_run_that_is_refused_does_not_take_the_fleet_over(tmp_path: Path) -> None:
+    config = train_config(tmp_path, RedisConfig(), "refused", tmp_path, fleet="night", lora={"publish": "adapter"})
+    board, queue = LocalBoard(), MemoryQueue("refused")
+    await board.heartbeat("night", LIVE, ttl_s=9)
+    await board.register_run("night", "served")
+    await board.attach("night", "served", 1)
+    inputs = Inputs([], [], CheckpointStore(tmp_path / "checkpoints", keep=1), None)
+    with pytest.raises(ConfigError, match=r"fleet night has sharing\.mode=live"):
+        async with AsyncExitStack() as stack:
+            await train(
+                stack,
+                config,
+                Claim(queue, board, 2),
+                inputs,
+                Signals(),
+                feed=Feeder(queue, [], config, cursor=0),
+                groups=in_process,
+            )
+    assert await board.attached_run("night") == "served"
+    assert await board.runs("night") == ["served"]

@@ -56,6 +56,10 @@ class Engine:
         self.bad: set[Path] = set()
         self.hangs = False
         self.logprob = -1.0
+        self.moved = 0.0
+        """What an adapter adds to it."""
+        self.fault: Exception | None = None
+        """Met by whatever is computed with an adapter."""
 
     def begin(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None, adapter: Adapter | None = None
@@ -69,12 +73,15 @@ class Engine:
 
     async def score(self, token_ids: Sequence[int], adapter: Adapter | None = None) -> tuple[float, ...]:
         assert adapter is None or adapter.number in self.loaded
-        return (self.logprob,) * (len(token_ids) - 1)
+        if adapter is not None and self.fault is not None:
+            raise self.fault
+        return (self.logprob + (self.moved if adapter else 0.0),) * (len(token_ids) - 1)
 
     async def load_adapter(self, adapter: Adapter) -> float:
         if self.hangs:
             await asyncio.Event().wait()
         if adapter.directory in self.bad:
+            self.loaded[adapter.number] = adapter  # by some of its workers
             raise RuntimeError("no such file")
         assert adapter.number not in self.loaded
         self.loaded[adapter.number] = adapter
@@ -202,7 +209,9 @@ async def test_what_cannot_be_loaded_at_all_takes_no_place() -> None:
         with pytest.raises(WeightsError, match=r"v1: the engine cannot load the adapter of version 1: .*no such file"):
             await stand.adapters.load(Path("v1"), version=1, fallback=Path("v1"))
         assert stand.adapters.conclude(verified=False)
+    await turns()
     assert stand.adapters.adapters == ()
+    assert stand.engine.loaded == {}
     assert not stand.adapters.broken
 
 

@@ -148,3 +148,12 @@ def test_without_rollouts_there_is_neither_guard_to_pay_nor_push() -> None:
     alone = users_alone(scene(2))
     assert alone.options.harvest.max_seats == 0
     assert alone.push_every_s is None
+
+
+def test_users_alone_gain_no_replica_from_the_budget_of_rollouts() -> None:
+    budget = {"windows": ["00:00-00:10"], "extra_replicas": 3}
+    scaled = {"min_replicas": 1, "max_replicas": 4, "rollout_budget": budget, "downscale_delay_s": 60}
+    one = scene(4, autoscaling=scaled)
+    assert day(one, 0.0).parts.replicas.max() > 1
+    assert day(users_alone(one), 0.0).parts.replicas[-1] == pytest.approx(1)
+    assert users_alone(one).options.autoscaling.max_replicas == 4

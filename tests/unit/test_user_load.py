@@ -1,10 +1,13 @@
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from rollout.types import FinishReason, Partial, Sampling, VersionSpan
+from services.adapters import Adapter
 from services.idle_speed import IdleSpeed, measure
 from services.user_load import ArrivalRate, Average, UserLoad, response_tokens
 
@@ -112,20 +115,20 @@ class Machine:
 
     max_model_len = 128
     vocab_size = 100
-    dead = False
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.together = 0
         self.prompts: list[tuple[int, ...]] = []
+        self.adapters: set[Adapter | None] = set()
 
-    def begin(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int | None) -> "Machine.Sequence":
+    def begin(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None, adapter: Adapter | None = None
+    ) -> "Machine.Sequence":
         self.prompts.append(tuple(prompt_ids))
+        self.adapters.add(adapter)
         self.together += 1
         return Machine.Sequence(self, sampling.max_tokens)
-
-    def decode(self, token_ids: object) -> str:
-        return ""
 
     class Sequence:
         size = 0
@@ -150,9 +153,15 @@ class Machine:
 
 async def test_the_probe_finds_the_time_of_a_token_and_what_a_full_batch_is_worth() -> None:
     machine = Machine()
-    speed = await measure(machine, 64, clock=machine.clock)
+    speed = await measure(machine, 64, adapter=None, clock=machine.clock)
     assert speed.first_token_s == pytest.approx(0.071)
     assert speed.token_s == pytest.approx(0.021)
     alone_s, batch_s = 0.05 + 16 * 0.021, 0.05 + 16 * 0.084
     assert speed.capacity == pytest.approx(64 * alone_s / batch_s)
     assert len(set(machine.prompts)) == len(machine.prompts)
+
+
+async def test_the_probe_is_on_the_adapter_that_users_are_on() -> None:
+    machine, adapter = Machine(), Adapter(1, version=0, directory=Path("production"))
+    await measure(machine, 8, adapter=adapter, clock=machine.clock)
+    assert machine.adapters == {adapter}
