@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.simulation.engine_model import EngineModel
+from deploy.simulation.felt import Felt
 from deploy.simulation.live import Story, constant, play
-from deploy.simulation.replica import Felt, Replica
+from deploy.simulation.replica import Replica
 from deploy.simulation.scene import Scene
 from deploy.simulation.work import Training, Work
 from rollout.errors import ConfigError
