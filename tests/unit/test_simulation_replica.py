@@ -188,6 +188,14 @@ def test_groups_of_versions_too_old_are_dropped_as_the_trainer_drops_them() -> N
     assert work.ledger.stale == 2
 
 
+def test_engines_shared_in_a_way_that_is_not_modelled_are_refused() -> None:
+    one = scene()
+    adapters = FleetOptions.model_validate({"sharing": {"mode": "adapter"}}).sharing
+    one = replace(one, options=one.options.model_copy(update={"sharing": adapters}))
+    with pytest.raises(ConfigError, match=r"fleet\.sharing\.mode=adapter is not modelled, only live"):
+        one.check()
+
+
 def test_a_promise_that_the_idle_engine_cannot_keep_is_refused_with_both_values() -> None:
     with pytest.raises(ConfigError, match=r"tpot_s=0.01 cannot be met: the idle engine needs 0.02"):
         replace(scene(), promise=SloConfig(tpot_s=0.01)).check()
