@@ -46,13 +46,15 @@ def play(
     seconds: float,
     span_s: float,
     warm_s: float = 0.0,
+    replicas: int = 0,
     seen: Callable[[float], None] = lambda _: None,
 ) -> Story:
     """Simulate `warm_s` + `seconds`, of which the first are not counted; users' times count from the warm-up's start.
-    `seen` hears the time now and then."""
+    `replicas` run at the beginning, or as few more or less as the settings allow; `seen` hears the time now and then.
+    """
 
     async def inside() -> Story:
-        return _Live(scene, users, seconds=seconds, span_s=span_s, warm_s=warm_s, seen=seen).run()
+        return _Live(scene, users, seconds=seconds, span_s=span_s, warm_s=warm_s, replicas=replicas, seen=seen).run()
 
     return asyncio.run(inside())  # the product's seats are made of futures; nothing here waits for one
 
@@ -66,6 +68,7 @@ class _Live:
         seconds: float,
         span_s: float,
         warm_s: float,
+        replicas: int,
         seen: Callable[[float], None],
     ) -> None:
         self._scene = scene
@@ -86,7 +89,7 @@ class _Live:
         self._tokens = 0.0
         self._count = 0
         scaling = scaling_of(scene.options.autoscaling, scene.replicas)
-        self._fleet = Fleet(scaling, scene.model.start_s, first_replicas(scaling, scaling.min_replicas))
+        self._fleet = Fleet(scaling, scene.model.start_s, first_replicas(scaling, replicas))
         self._story = Story(Parts(span_s, max(1, math.ceil(seconds / span_s))))
 
     def run(self) -> Story:
