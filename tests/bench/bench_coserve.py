@@ -10,7 +10,7 @@ constant   users and rollouts with a fixed number of seats, whose best is the or
 arrival    single users who find every seat held by rollouts
 
 Writes coserve.json after each of them, coserve.png, and coserve/<cell>.json with every request and heartbeat; --resume
-goes on where a run was ended, with its SLO and capacity.
+goes on where a run was ended, with its SLO and capacity, and refuses one of another plan's users or pushes.
 """
 
 import argparse
