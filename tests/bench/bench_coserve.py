@@ -137,7 +137,7 @@ def _keep(seen: Seen, slo: Slo, plan: Plan, figures: Figures) -> None:
     alone = figures.cells.get(ROLLOUTS)
     found = record(seen, slo, alone and alone["harvested_tokens_s"], seed=plan.seed)
     if seen.cell.arm == ARRIVAL:
-        found["arrival"] = arrival_figures(seen.answers, figures.content["idle"]["all_ttft_s"])
+        found["arrival"] = arrival_figures(seen, figures.content["idle"]["all_ttft_s"], seats=plan.seats)
     figures.keep(seen, found)
     figures.put(comparison=comparison(figures.cells, plan.loads))
 

@@ -9,7 +9,7 @@ import pytest
 
 from rollout.board import AppliedPush, Heartbeat, PushPath, ReplicaState
 from tests.bench.coserve.answers import Answer
-from tests.bench.coserve.arms import GUARD, Cell
+from tests.bench.coserve.arms import ARRIVAL, GUARD, Cell
 from tests.bench.coserve.beats import Beat
 from tests.bench.coserve.figures import Figures
 from tests.bench.coserve.measure import Seen, arrival_figures, record
@@ -81,11 +81,24 @@ def test_a_push_that_nobody_proved_is_counted() -> None:
 
 
 def test_an_arrival_may_take_the_idle_time_and_two_steps() -> None:
-    idle = [0.05] * 100
-    assert arrival_figures([_user(0.0, ttft=0.149)], idle)["holds"]
-    found = arrival_figures([_user(0.0, ttft=0.151)], idle)
-    assert not found["holds"]
+    found = _arrival(ttft=0.149, held=32)
+    assert found["holds"] is True
     assert found["bound_s"] == pytest.approx(0.15)
+    assert _arrival(ttft=0.151, held=32)["holds"] is False
+
+
+@pytest.mark.parametrize(("held", "measured"), [(32, True), (29, True), (28, False), (4, False), (None, False)])
+def test_an_arrival_is_measured_only_where_rollouts_hold_the_seats(held: int | None, measured: bool) -> None:
+    found = _arrival(ttft=0.1, held=held)
+    assert found["holds"] is (True if measured else None)
+    assert found["seats_rollouts"] == held
+
+
+def _arrival(*, ttft: float, held: int | None) -> dict[str, Any]:
+    """Of an arm during which rollouts held so many of 32 seats, and none before and after it; None: no heartbeats."""
+    beats = [] if held is None else [Beat(90.0 + i, 0, 1, held if 10 <= i < 20 else 0) for i in range(30)]
+    seen = _seen(cell=Cell(ARRIVAL), answers=[_user(100.0, ttft=ttft)], beats=beats)
+    return arrival_figures(seen, [0.05] * 100, seats=32)
 
 
 def test_a_run_goes_on_with_the_cells_that_an_ended_one_left(tmp_path: Path) -> None:
