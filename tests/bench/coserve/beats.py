@@ -9,6 +9,8 @@ from rollout.board import Board, Heartbeat
 from rollout.errors import StoreUnavailable
 
 _LOOK_S = 0.5
+_LATE_S = 30.0
+"""Longer is not waited for a heartbeat, of which there is one a second or more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,27 @@ class Watch:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            with suppress(StoreUnavailable):
-                beat = beat_of(await self.heartbeat())
-                if not self.beats or beat.at > self.beats[-1].at:
-                    self.beats.append(beat)
+            await self._look()
             await asyncio.sleep(_LOOK_S)
+
+    async def after(self, moment: float, *, within_s: float = _LATE_S) -> None:
+        """Returns when there is a heartbeat that was sent after a moment, Unix seconds: `beats` has it, and what the
+        replica did until then. Raises RuntimeError where none comes."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._look()
+                while not self.beats or self.beats[-1].at <= moment:
+                    await asyncio.sleep(_LOOK_S)
+                    await self._look()
+        except TimeoutError:
+            newest = f"{self.beats[-1].at:.1f}" if self.beats else "none"
+            raise RuntimeError(f"no heartbeat after {moment:.1f} within {within_s:g} s, the newest: {newest}") from None
+
+    async def _look(self) -> None:
+        with suppress(StoreUnavailable):
+            beat = beat_of(await self.heartbeat())
+            if not self.beats or beat.at > self.beats[-1].at:
+                self.beats.append(beat)
 
     async def heartbeat(self) -> Heartbeat:
         """The newest. Raises RuntimeError unless there is exactly one replica."""

@@ -80,6 +80,7 @@ class Session:
         await self._fleet.reconfigure(settings(cell, slo))
         async with self._beside(cell):
             span = await self._span(cell, rate)
+            await self._watch.after(span.stop)
         await self._rest(slo)
         return Seen(
             cell=cell,
