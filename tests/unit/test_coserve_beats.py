@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rollout.board import Heartbeat, ReplicaState
+from rollout.board import SETTINGS_REFUSED, Heartbeat, ReplicaState
 from rollout.local_board import LocalBoard
 from tests.bench.coserve.beats import Watch, harvest_rate
 
@@ -37,3 +37,15 @@ async def test_a_replica_that_falls_silent_is_an_error() -> None:
     await _tell(board, sent_at=105.0)
     with pytest.raises(RuntimeError, match=r"no heartbeat after 105.0 within 0.05 s, the newest: 105.0"):
         await Watch(board, "fleet").after(105.0, within_s=0.05)
+
+
+async def test_settings_that_the_replica_refused_end_the_run() -> None:
+    board = LocalBoard()
+    watch = Watch(board, "fleet")
+    refused = f"{SETTINGS_REFUSED}: slo.tpot_s=0.001 cannot be met"
+    await _tell(board, sent_at=106.0, detail=refused)
+    for wait in (watch.after(105.0), watch.run(), watch.heartbeat()):
+        with pytest.raises(RuntimeError, match=r"refused the settings of this arm: .*slo\.tpot_s=0\.001"):
+            await wait
+    await _tell(board, sent_at=107.0, detail="version 3: canary gap 1, tolerance 0.05")
+    await watch.after(105.0)

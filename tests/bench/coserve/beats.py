@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from rollout.board import Board, Heartbeat
+from rollout.board import SETTINGS_REFUSED, Board, Heartbeat
 from rollout.errors import StoreUnavailable
 
 _LOOK_S = 0.5
@@ -46,7 +46,7 @@ class Watch:
 
     async def after(self, moment: float, *, within_s: float = _LATE_S) -> None:
         """Returns when there is a heartbeat that was sent after a moment, Unix seconds: `beats` has it, and what the
-        replica did until then. Raises RuntimeError where none comes."""
+        replica did until then. Raises RuntimeError where none comes, and what `heartbeat` raises."""
         try:
             async with asyncio.timeout(within_s):
                 await self._look()
@@ -64,10 +64,13 @@ class Watch:
                 self.beats.append(beat)
 
     async def heartbeat(self) -> Heartbeat:
-        """The newest. Raises RuntimeError unless there is exactly one replica."""
+        """The newest. Raises RuntimeError unless there is exactly one replica, which has accepted its settings: figures
+        of an arm would be those of another."""
         beats = await self._board.replicas(self._fleet)
         if len(beats) != 1:
             raise RuntimeError(f"the bench wants one replica, the board shows {len(beats)}")
+        if beats[0].detail.startswith(SETTINGS_REFUSED):
+            raise RuntimeError(f"the replica refused the settings of this arm: {beats[0].detail}")
         return beats[0]
 
 
