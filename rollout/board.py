@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+SETTINGS_REFUSED = "user_config is not in force"
+"""How the `detail` of a replica begins that goes on with its earlier settings, since it refused the newest."""
+
 
 class ReplicaState(StrEnum):
     """Of a replica's process, from RESTARTING, for the first time or in a dead one's place, on; `services/fleet.py` has

@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from rollout.board import Heartbeat, ReplicaRole, ReplicaState
+from rollout.board import SETTINGS_REFUSED, Heartbeat, ReplicaRole, ReplicaState
 from rollout.errors import NightshiftError, StoreUnavailable
 from rollout.queue import RolloutQueue
 from rollout.redis_board import RedisBoard
@@ -164,7 +164,7 @@ class Replica:
             config = reconfigured(self._built_with, changes)
             self.keeper.configure(config.harvest, config.slo)
         except ValueError as error:
-            self._refused = f"user_config is not in force: {error}"
+            self._refused = f"{SETTINGS_REFUSED}: {error}"
             _log.error("settings_refused", error=str(error))
         else:
             self._config, self._refused = config, ""

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from deploy.simulation.parts import Parts, attained
-from deploy.simulation.replica import Felt, Replica
+from deploy.simulation.felt import Felt, Unanswered, attained, attained_by
+from deploy.simulation.parts import Parts
+from deploy.simulation.replica import Replica
 from deploy.simulation.scaling import Fleet, first_replicas, scaling_of
 from deploy.simulation.scene import Scene
 from deploy.simulation.trace import Arrival
@@ -36,8 +37,6 @@ class Story:
     pushes: int = 0
     trained: int = 0
     stale: int = 0
-    unanswered: int = 0
-    """Users still in the fleet at the end."""
 
 
 def play(
@@ -47,13 +46,15 @@ def play(
     seconds: float,
     span_s: float,
     warm_s: float = 0.0,
+    replicas: int = 0,
     seen: Callable[[float], None] = lambda _: None,
 ) -> Story:
     """Simulate `warm_s` + `seconds`, of which the first are not counted; users' times count from the warm-up's start.
-    `seen` hears the time now and then."""
+    `replicas` run at the beginning, or as few more or less as the settings allow; `seen` hears the time now and then.
+    """
 
     async def inside() -> Story:
-        return _Live(scene, users, seconds=seconds, span_s=span_s, warm_s=warm_s, seen=seen).run()
+        return _Live(scene, users, seconds=seconds, span_s=span_s, warm_s=warm_s, replicas=replicas, seen=seen).run()
 
     return asyncio.run(inside())  # the product's seats are made of futures; nothing here waits for one
 
@@ -67,6 +68,7 @@ class _Live:
         seconds: float,
         span_s: float,
         warm_s: float,
+        replicas: int,
         seen: Callable[[float], None],
     ) -> None:
         self._scene = scene
@@ -82,10 +84,12 @@ class _Live:
         self._replicas: list[Replica] = []
         self._due: dict[Replica, float] = {}
         self._arrived: deque[float] = deque()
+        self._too_late: list[Unanswered] = []
+        """Users who come, but reach no replica before the end."""
         self._tokens = 0.0
         self._count = 0
         scaling = scaling_of(scene.options.autoscaling, scene.replicas)
-        self._fleet = Fleet(scaling, scene.model.start_s, first_replicas(scaling, scaling.min_replicas))
+        self._fleet = Fleet(scaling, scene.model.start_s, first_replicas(scaling, replicas))
         self._story = Story(Parts(span_s, max(1, math.ceil(seconds / span_s))))
 
     def run(self) -> Story:
@@ -120,7 +124,10 @@ class _Live:
         self._at(user.time, partial(self._come, user, door_s))
 
     def _come(self, user: Arrival, door_s: float) -> None:
-        self._at(self._now + door_s, partial(self._arrive, user))
+        if self._now + door_s < self._end:
+            self._at(self._now + door_s, partial(self._arrive, user))
+        else:
+            self._too_late.append(Unanswered(user.time, None, user.tokens))
         self._next_user()
 
     def _arrive(self, user: Arrival) -> None:
@@ -161,12 +168,17 @@ class _Live:
     def _answered(self, felt: Felt) -> None:
         self._count += 1
         self._tokens += (felt.tokens - self._tokens) * max(1 / self._count, 1 / 32)
-        if (part := self._part(felt.came_at)) is None:
-            return
+        if self._judged(felt.came_at, inside=attained(felt, self._scene.promise)):
+            self._story.ttft_s.append(felt.ttft_s)
+            self._story.tpot_s.append(felt.tpot_s)
+
+    def _judged(self, came_at: float, *, inside: bool) -> bool:
+        """Count a user; returns False for one of the warm-up, who is not counted."""
+        if (part := self._part(came_at)) is None:
+            return False
         self._story.parts.users[part] += 1
-        self._story.parts.inside[part] += attained(felt, self._scene.promise)
-        self._story.ttft_s.append(felt.ttft_s)
-        self._story.tpot_s.append(felt.tpot_s)
+        self._story.parts.inside[part] += inside
+        return True
 
     def _part(self, at: float) -> int | None:
         if not self._warm_s <= at < self._end:
@@ -248,7 +260,9 @@ class _Live:
     def _told(self) -> Story:
         for replica in self._due:
             self._leave(replica)
-        self._story.unanswered = sum(replica.users for replica in self._due)
+        for user in (*self._too_late, *(user for replica in self._due for user in replica.unanswered)):
+            if (inside := attained_by(self._end, user, self._scene.promise)) is not None:
+                self._judged(user.came_at, inside=inside)
         self._story.trained, self._story.stale = self._work.ledger.trained, self._work.ledger.stale
         return self._story
 

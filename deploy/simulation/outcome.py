@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from deploy.simulation.day import TICK_S, Day, heaviest
+from deploy.simulation.day import TICK_S, Day, fleet_at_start, heaviest
 from deploy.simulation.live import play
 from deploy.simulation.parts import Parts, ratio_interval
 from deploy.simulation.response import respond, without_rollouts
@@ -104,11 +104,13 @@ def users_alone(scene: Scene) -> Scene:
 
 
 def _by_request(scene: Scene, trace: Trace, seconds: float, progress: Progress) -> Outcome:
+    load = load_of(trace(), seconds=seconds, span_s=TICK_S, seen=lambda at: progress("trace", at / seconds))
     story = play(
         scene,
         arrivals(trace(), seconds=seconds, seed=scene.seed),
         seconds=seconds,
         span_s=max(TICK_S, seconds / _PARTS),
+        replicas=fleet_at_start(scene, load).running,
         seen=lambda at: progress("requests", at / seconds),
     )
     interval = ratio_interval(story.parts.inside, story.parts.users, seed=scene.seed)

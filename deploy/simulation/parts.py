@@ -6,17 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from deploy.simulation.replica import Felt
-from services.slo import SloConfig
-
 Array = npt.NDArray[np.float64]
 _RESAMPLES = 500
-
-
-def attained(felt: Felt, slo: SloConfig) -> bool:
-    """Whether a user is inside both targets."""
-    inside_first = slo.ttft_s is None or felt.ttft_s <= slo.ttft_s
-    return inside_first and (slo.tpot_s is None or felt.tpot_s <= slo.tpot_s)
 
 
 @dataclass(slots=True)
@@ -26,7 +17,7 @@ class Parts:
     span_s: float
     count: int
     users: Array = field(init=False)
-    """That were answered, by their arrival."""
+    """By their arrival: that were answered, or are not although the SLO has no time left for them."""
     inside: Array = field(init=False)
     """Of those, inside the SLO."""
     user_tokens: Array = field(init=False)

@@ -4,12 +4,13 @@ arrive -> users wait or are running; rollouts lease, sit, are cut, go on -> step
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from deploy.simulation.engine import Engine, Sequence
 from deploy.simulation.engine_model import EngineModel
+from deploy.simulation.felt import Felt, Unanswered
 from deploy.simulation.work import Rollout, Task, Work
 from services.config import FleetOptions
 from services.seat_keeper import SeatKeeper
@@ -19,16 +20,6 @@ from services.user_window import RequestTimes
 
 _BLOCK = 16
 """Tokens of a prompt's last block: the prefix cache keeps whole ones, so that the last is computed again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Felt:
-    """One user's answer, when it has ended."""
-
-    came_at: float
-    ttft_s: float
-    tpot_s: float
-    tokens: int
 
 
 @dataclass(slots=True, eq=False)
@@ -141,6 +132,12 @@ class Replica:
     @property
     def users(self) -> int:
         return self.keeper.users.held
+
+    @property
+    def unanswered(self) -> Iterator[Unanswered]:
+        """Its users, who wait or have a part of their answers."""
+        for user in (*self._waiting, *self._users.values()):
+            yield Unanswered(user.came_at, user.first_at, user.sequence.made + user.sequence.left)
 
     @property
     def rollouts(self) -> int:

@@ -27,7 +27,13 @@ class Scene:
     seed: int
 
     def check(self) -> None:
-        """Raises ConfigError where no user could be kept inside the SLO, or nothing says what inside is."""
+        """Raises ConfigError where engines are shared in a way that is not modelled, no user could be kept inside the
+        SLO, or nothing says what inside is."""
+        if (mode := self.options.sharing.mode) != "live":
+            raise ConfigError(
+                f"fleet.sharing.mode={mode} is not modelled, only live: there users and rollouts compute with the same"
+                " weights and a push pauses both"
+            )
         if not self.promise.guards:
             raise ConfigError(
                 "fleet.slo.ttft_s and fleet.slo.tpot_s are both missing: at least one says what users are promised"

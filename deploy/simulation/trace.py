@@ -85,10 +85,18 @@ def _jsonl(file: Iterable[str], path: Path) -> Iterator[tuple[int, Mapping[str, 
         yield number, row
 
 
-def _csv(file: Iterable[str], _path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _csv(file: Iterable[str], path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     rows = csv.DictReader(file)
-    for row in rows:
-        yield rows.line_num, {name: value for name, value in row.items() if value not in {"", None}}
+    try:
+        for row in rows:
+            if (over := row.pop(None, None)) is not None:  # where DictReader puts fields that have no name
+                names = len(rows.fieldnames or ())
+                raise ConfigError(
+                    f"{path}:{rows.line_num}: {names + len(over)} fields, but the first line names {names}"
+                )
+            yield rows.line_num, {name: value for name, value in row.items() if value not in {"", None}}
+    except csv.Error as error:
+        raise ConfigError(f"{path}:{rows.reader.line_num}: not CSV: {error}") from error
 
 
 def _line(row: Mapping[str, Any]) -> Line:

@@ -7,6 +7,7 @@ from typing import Any
 from deploy.simulation.bench import Bench, Cell, predict
 from deploy.simulation.calibration import calibrate
 from deploy.simulation.engine_model import EngineModel
+from rollout.errors import ConfigError
 
 ATTAINMENT_BAR = 0.02
 """Two percentage points."""
@@ -26,7 +27,8 @@ class Compared:
     attainment: float | None
     attainment_interval: tuple[float, float] | None
     attainment_predicted: float | None
-    harvest_s: float
+    harvest_s: float | None
+    """Tokens a second; None of an arm that has no rollouts."""
     harvest_predicted_s: float
 
     @property
@@ -37,32 +39,48 @@ class Compared:
 
     @property
     def harvest_missed(self) -> float | None:
-        """Share of what was measured; None where nothing was harvested."""
+        """Share of what was measured; None where nothing was."""
         return self.harvest_predicted_s / self.harvest_s - 1 if self.harvest_s else None
 
     @property
     def holds(self) -> bool:
-        """Within both bars, or not subject to them."""
-        attainment, harvest = self.attainment_missed or 0.0, self.harvest_missed or 0.0
-        return not self.barred or (abs(attainment) <= ATTAINMENT_BAR and abs(harvest) <= HARVEST_BAR)
+        """Within both bars, or not subject to them; what cannot be held against a bar is not within it."""
+        harvest = self.harvest_s is None or _within(self.harvest_missed, HARVEST_BAR)
+        return not self.barred or (_within(self.attainment_missed, ATTAINMENT_BAR) and harvest)
 
     def as_json(self) -> dict[str, Any]:
         missed = {"attainment_missed": self.attainment_missed, "harvest_missed": self.harvest_missed}
         return {**asdict(self), **missed, "holds": self.holds}
 
 
+def _within(missed: float | None, bar: float) -> bool:
+    return missed is not None and abs(missed) <= bar
+
+
 def validate(bench: Bench, *, at: str, progress: Callable[[str, float], None]) -> list[Compared]:
-    """Every cell of another load than `at`. Raises ConfigError where the run lacks what calibration needs."""
+    """Every cell of another load than `at`. Raises ConfigError where the run lacks what calibration needs, or a cell
+    that the bars are for."""
+    _others(bench, at)  # before the minutes that calibration takes
     return compare(bench, calibrate(bench, at=at, progress=progress), at=at, progress=progress)
 
 
 def compare(bench: Bench, model: EngineModel, *, at: str, progress: Callable[[str, float], None]) -> list[Compared]:
-    """Against an engine that is known already."""
-    others = {key: cell for key, cell in bench.cells.items() if cell.load not in {at, ""} and cell.requests}
+    """Against an engine that is known already. Raises ConfigError where no cell is left that the bars are for."""
+    others = _others(bench, at)
     found = []
     for number, (key, cell) in enumerate(others.items(), start=1):
         found.append(_compared(bench, key, cell, model))
         progress("comparing", number / len(others))
+    return found
+
+
+def _others(bench: Bench, at: str) -> dict[str, Cell]:
+    found = {key: cell for key, cell in bench.cells.items() if cell.load not in {at, ""} and cell.requests}
+    if not any(cell.arm in _BARRED for cell in found.values()):
+        raise ConfigError(
+            f"--load {at}: nothing to hold a prediction against: the run has no cell of {' or '.join(_BARRED)} at"
+            f" another load, only {', '.join(bench.cells) or 'none at all'}"
+        )
     return found
 
 
@@ -74,7 +92,7 @@ def _compared(bench: Bench, key: str, cell: Cell, model: EngineModel) -> Compare
         attainment=cell.attainment,
         attainment_interval=cell.attainment_interval,
         attainment_predicted=predicted.attainment,
-        harvest_s=0.0 if cell.arm == "users" else cell.harvested_tokens_s,
+        harvest_s=None if cell.arm == "users" else cell.harvested_tokens_s,
         harvest_predicted_s=predicted.harvest_s,
     )
 
@@ -98,11 +116,14 @@ def _row(one: Compared) -> str:
     ]
     fields = (
         one.cell,
-        f"{100 * (one.attainment or 0):.1f}{bounds}",
-        f"{100 * (one.attainment_predicted or 0):.1f}",
-        f"{one.harvest_s:.0f}",
-        f"{one.harvest_predicted_s:.0f}",
+        f"{_percent(one.attainment)}{bounds}",
+        _percent(one.attainment_predicted),
+        *(("", "") if one.harvest_s is None else (f"{one.harvest_s:.0f}", f"{one.harvest_predicted_s:.0f}")),
         ", ".join(filter(None, missed)),
         ("yes" if one.holds else "no") if one.barred else "not asked",
     )
     return f"| {' | '.join(fields)} |"
+
+
+def _percent(share: float | None) -> str:
+    return "none" if share is None else f"{100 * share:.1f}"

@@ -10,7 +10,7 @@ constant   users and rollouts with a fixed number of seats, whose best is the or
 arrival    single users who find every seat held by rollouts
 
 Writes coserve.json after each of them, coserve.png, and coserve/<cell>.json with every request and heartbeat; --resume
-goes on where a run was ended, with its SLO and capacity.
+goes on where a run was ended, with its SLO and capacity, and refuses one of another plan's users or pushes.
 """
 
 import argparse
@@ -137,7 +137,7 @@ def _keep(seen: Seen, slo: Slo, plan: Plan, figures: Figures) -> None:
     alone = figures.cells.get(ROLLOUTS)
     found = record(seen, slo, alone and alone["harvested_tokens_s"], seed=plan.seed)
     if seen.cell.arm == ARRIVAL:
-        found["arrival"] = arrival_figures(seen.answers, figures.content["idle"]["all_ttft_s"])
+        found["arrival"] = arrival_figures(seen, figures.content["idle"]["all_ttft_s"], seats=plan.seats)
     figures.keep(seen, found)
     figures.put(comparison=comparison(figures.cells, plan.loads))
 

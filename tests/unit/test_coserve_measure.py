@@ -1,6 +1,7 @@
 """Figures of one cell of the co-serving bench from what was seen of it."""
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,11 @@ import pytest
 
 from rollout.board import AppliedPush, Heartbeat, PushPath, ReplicaState
 from tests.bench.coserve.answers import Answer
-from tests.bench.coserve.arms import GUARD, Cell
+from tests.bench.coserve.arms import ARRIVAL, GUARD, Cell
 from tests.bench.coserve.beats import Beat
 from tests.bench.coserve.figures import Figures
 from tests.bench.coserve.measure import Seen, arrival_figures, record
+from tests.bench.coserve.plan import Plan
 from tests.bench.coserve.pushes import Push
 from tests.bench.coserve.slo import Slo
 
@@ -79,15 +81,28 @@ def test_a_push_that_nobody_proved_is_counted() -> None:
 
 
 def test_an_arrival_may_take_the_idle_time_and_two_steps() -> None:
-    idle = [0.05] * 100
-    assert arrival_figures([_user(0.0, ttft=0.149)], idle)["holds"]
-    found = arrival_figures([_user(0.0, ttft=0.151)], idle)
-    assert not found["holds"]
+    found = _arrival(ttft=0.149, held=32)
+    assert found["holds"] is True
     assert found["bound_s"] == pytest.approx(0.15)
+    assert _arrival(ttft=0.151, held=32)["holds"] is False
+
+
+@pytest.mark.parametrize(("held", "measured"), [(32, True), (29, True), (28, False), (4, False), (None, False)])
+def test_an_arrival_is_measured_only_where_rollouts_hold_the_seats(held: int | None, measured: bool) -> None:
+    found = _arrival(ttft=0.1, held=held)
+    assert found["holds"] is (True if measured else None)
+    assert found["seats_rollouts"] == held
+
+
+def _arrival(*, ttft: float, held: int | None) -> dict[str, Any]:
+    """Of an arm during which rollouts held so many of 32 seats, and none before and after it; None: no heartbeats."""
+    beats = [] if held is None else [Beat(90.0 + i, 0, 1, held if 10 <= i < 20 else 0) for i in range(30)]
+    seen = _seen(cell=Cell(ARRIVAL), answers=[_user(100.0, ttft=ttft)], beats=beats)
+    return arrival_figures(seen, [0.05] * 100, seats=32)
 
 
 def test_a_run_goes_on_with_the_cells_that_an_ended_one_left(tmp_path: Path) -> None:
-    path, head = tmp_path / "coserve.json", {"plan": {"seats": 32, "seed": 1}}
+    path, head = tmp_path / "coserve.json", {"plan": asdict(Plan())}
     first = Figures(path, head, resume=True)
     first.put(slo={"ttft_s": 0.5, "tpot_s": 0.1})
     first.keep(_seen(), record(_seen(), SLO, None, seed=0))
@@ -96,5 +111,25 @@ def test_a_run_goes_on_with_the_cells_that_an_ended_one_left(tmp_path: Path) -> 
     assert again.content["slo"]["ttft_s"] == 0.5
     assert len(json.loads((tmp_path / "coserve" / "guard@50.json").read_text())["requests"]) == 11
     assert not Figures(path, head, resume=False).cells
-    with pytest.raises(ValueError, match=r"plan\.seed=1, this run 2"):
-        Figures(path, {"plan": {"seats": 32, "seed": 2}}, resume=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seats": 16},
+        {"seed": 2},
+        {"users": 200},
+        {"sweep_users": 60},
+        {"day_s": 150.0},
+        {"day_peak": 0.5},
+        {"push_every_s": 10.0},
+    ],
+    ids=str,
+)
+def test_a_run_does_not_go_on_with_cells_that_were_measured_otherwise(tmp_path: Path, change: dict[str, Any]) -> None:
+    path, plan = tmp_path / "coserve.json", Plan()
+    Figures(path, {"plan": asdict(plan)}, resume=True).put(slo={"ttft_s": 0.5, "tpot_s": 0.1})
+    (name,) = change
+    with pytest.raises(ValueError, match=rf"plan\.{name}={getattr(plan, name)}, this run {change[name]}"):
+        Figures(path, {"plan": asdict(replace(plan, **change))}, resume=True)
+    assert Figures(path, {"plan": asdict(replace(plan, loads=("50",)))}, resume=True).content["slo"]

@@ -75,6 +75,19 @@ def test_the_search_ends_just_below_the_true_capacity(capacity: float) -> None:
     assert probes < 25
 
 
+@pytest.mark.parametrize("search", [CapacitySearch(), CapacitySearch(good=0.021, bad=0.022)])
+def test_a_search_that_finds_no_capacity_ends_with_an_error(search: CapacitySearch) -> None:
+    def to_the_end(now: CapacitySearch) -> None:
+        for _ in range(50):
+            rate = now.rate()
+            assert rate is not None
+            assert rate >= now.floor
+            now = now.after(rate, 0.0)
+
+    with pytest.raises(ValueError, match=r"capacity: at 0\.0\d+ users a second.*0\.01\d+, is below floor=0\.02"):
+        to_the_end(search)
+
+
 def test_a_rate_that_its_confirmation_refutes_is_stepped_down_from() -> None:
     search = CapacitySearch(good=4.0, bad=4.2)
     assert search.confirming

@@ -51,6 +51,7 @@ def test_settings_are_flags_too(files: Path, capsys: pytest.CaptureFixture[str])
     ("more", "words"),
     [
         (["--fleet.slo.tpot_s", "0.001"], ["slo.tpot_s=0.001", "idle engine needs"]),
+        (["--fleet.sharing.mode", "adapter"], ["fleet.sharing.mode=adapter", "only live"]),
         (["--train-step-s", "5"], ["--train-step-s 5", "[train]"]),
         (["--engine", "/nowhere.json"], ["/nowhere.json", "No such file"]),
         (["--replicas", "0"], ["--replicas", "0 is not between 1"]),

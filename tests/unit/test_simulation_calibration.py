@@ -9,7 +9,7 @@ import pytest
 from deploy.simulation.bench import Bench, read_bench
 from deploy.simulation.calibration import calibrate
 from deploy.simulation.engine_model import EngineModel, read_engine
-from deploy.simulation.validation import ATTAINMENT_BAR, HARVEST_BAR, Compared, compare, validation_table
+from deploy.simulation.validation import ATTAINMENT_BAR, HARVEST_BAR, Compared, compare, validate, validation_table
 from rollout.errors import ConfigError
 from tests.bench_figures import figures
 
@@ -54,6 +54,38 @@ def test_a_prediction_holds_within_both_bars(points: float, share: float, holds:
     assert (ATTAINMENT_BAR, HARVEST_BAR) == (0.02, 0.15)
     one = Compared("guard@80", True, 0.5, None, 0.5 + points, 100.0, 100.0 * (1 + share))
     assert one.holds == holds
+
+
+@pytest.mark.parametrize(
+    ("attainment", "predicted", "harvest_s", "harvest_predicted_s", "holds"),
+    [
+        (0.9, None, 100.0, 100.0, False),
+        (None, 0.9, 100.0, 100.0, False),
+        (0.9, 0.9, 0.0, 0.0, False),
+        (0.9, 0.9, 0.0, 50.0, False),
+        (0.9, 0.9, None, 0.0, True),
+        (0.9, None, None, 0.0, False),
+    ],
+)
+def test_what_was_not_measured_or_not_predicted_does_not_hold(
+    attainment: float | None,
+    predicted: float | None,
+    harvest_s: float | None,
+    harvest_predicted_s: float,
+    holds: bool,
+) -> None:
+    one = Compared("guard@80", True, attainment, None, predicted, harvest_s, harvest_predicted_s)
+    assert one.holds == holds
+    assert validation_table([one]).splitlines()[2].endswith(f"| {'yes' if holds else 'no'} |")
+
+
+def test_a_run_with_nothing_to_hold_a_prediction_against_is_refused(content: dict[str, Any]) -> None:
+    few = {key: cell for key, cell in content["cells"].items() if not key.endswith("@80")}
+    shown = {**few, "unguarded@80": {**content["cells"]["guard@80"], "arm": "unguarded"}}
+    for cells in (few, shown):
+        bench = Bench.model_validate({**content, "cells": cells})
+        with pytest.raises(ConfigError, match=r"--load 50: nothing to hold.*no cell of users or guard.*guard@50"):
+            validate(bench, at="50", progress=silent)
 
 
 def test_a_load_that_was_not_run_is_refused_with_those_that_were(content: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deploy.simulation.day import TICK_S, Day
+from deploy.simulation.day import TICK_S, Day, fleet_at_start
 from deploy.simulation.engine_model import EngineModel
 from deploy.simulation.learner import Learner
 from deploy.simulation.outcome import Outcome, beside_users_alone, simulate, users_alone, way_for
@@ -111,6 +111,15 @@ def test_both_ways_tell_of_the_same_fleet() -> None:
     assert replicas.tokens_per_day == pytest.approx(requests.tokens_per_day, rel=0.1)
     assert replicas.attainment == pytest.approx(requests.attainment, abs=0.05)
     assert replicas.users == pytest.approx(requests.users, rel=0.15)
+
+
+def test_a_small_fleet_begins_with_as_many_replicas_as_a_large_one_would() -> None:
+    one = scene(8, autoscaling={"min_replicas": 1, "max_replicas": 8})
+    lines = [RatePoint(0, 30.0, 64, 48)]
+    needed = fleet_at_start(one, Load(TICK_S, (30.0,), 64, 48)).running
+    assert 1 < needed < 8
+    found = simulate(one, lambda: lines, seconds=20.0, way="requests", progress=lambda *_: None)
+    assert found.parts.replicas[0] == pytest.approx(needed, rel=0.02)  # a start would take longer
 
 
 def test_the_same_seed_writes_the_same_figures() -> None:

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.simulation.engine_model import EngineModel
+from deploy.simulation.felt import Felt
 from deploy.simulation.live import Story, constant, play
-from deploy.simulation.replica import Felt, Replica
+from deploy.simulation.replica import Replica
 from deploy.simulation.scene import Scene
 from deploy.simulation.work import Training, Work
 from rollout.errors import ConfigError
@@ -185,6 +186,14 @@ def test_groups_of_versions_too_old_are_dropped_as_the_trainer_drops_them() -> N
         work.complete(task)
     assert work.begin_step() is None
     assert work.ledger.stale == 2
+
+
+def test_engines_shared_in_a_way_that_is_not_modelled_are_refused() -> None:
+    one = scene()
+    adapters = FleetOptions.model_validate({"sharing": {"mode": "adapter"}}).sharing
+    one = replace(one, options=one.options.model_copy(update={"sharing": adapters}))
+    with pytest.raises(ConfigError, match=r"fleet\.sharing\.mode=adapter is not modelled, only live"):
+        one.check()
 
 
 def test_a_promise_that_the_idle_engine_cannot_keep_is_refused_with_both_values() -> None:

@@ -40,6 +40,13 @@ def test_both_formats_and_both_kinds_are_read(tmp_path: Path) -> None:
         ("a.jsonl", USER.replace("7", "true"), "a.jsonl:1: prompt_tokens=True"),
         ("a.csv", "time,prompt_tokens,output_tokens\n1,2,3\n2,x,3\n", "a.csv:3: prompt_tokens='x' is no number"),
         ("a.csv", "time,prompt_tokens,output_tokens\n1,2\n", "a.csv:2: output_tokens is missing"),
+        (
+            "a.csv",
+            "time,prompt_tokens,output_tokens\n1,2,3\n2,3,4,5,6\n",
+            "a.csv:3: 5 fields, but the first line names 3",
+        ),
+        ("a.csv", "time,prompt_tokens,output_tokens\n1,2," + "3" * 200_000, "a.csv:2: not CSV: field larger than"),
+        ("a.csv", "time," + "x" * 200_000 + "\n", "a.csv:1: not CSV: field larger than"),
         ("a.jsonl", "", "no line in it"),
     ],
 )

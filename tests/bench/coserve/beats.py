@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from rollout.board import Board, Heartbeat
+from rollout.board import SETTINGS_REFUSED, Board, Heartbeat
 from rollout.errors import StoreUnavailable
 
 _LOOK_S = 0.5
+_LATE_S = 30.0
+"""Longer is not waited for a heartbeat, of which there is one a second or more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +41,36 @@ class Watch:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            with suppress(StoreUnavailable):
-                beat = beat_of(await self.heartbeat())
-                if not self.beats or beat.at > self.beats[-1].at:
-                    self.beats.append(beat)
+            await self._look()
             await asyncio.sleep(_LOOK_S)
 
+    async def after(self, moment: float, *, within_s: float = _LATE_S) -> None:
+        """Returns when there is a heartbeat that was sent after a moment, Unix seconds: `beats` has it, and what the
+        replica did until then. Raises RuntimeError where none comes, and what `heartbeat` raises."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._look()
+                while not self.beats or self.beats[-1].at <= moment:
+                    await asyncio.sleep(_LOOK_S)
+                    await self._look()
+        except TimeoutError:
+            newest = f"{self.beats[-1].at:.1f}" if self.beats else "none"
+            raise RuntimeError(f"no heartbeat after {moment:.1f} within {within_s:g} s, the newest: {newest}") from None
+
+    async def _look(self) -> None:
+        with suppress(StoreUnavailable):
+            beat = beat_of(await self.heartbeat())
+            if not self.beats or beat.at > self.beats[-1].at:
+                self.beats.append(beat)
+
     async def heartbeat(self) -> Heartbeat:
-        """The newest. Raises RuntimeError unless there is exactly one replica."""
+        """The newest. Raises RuntimeError unless there is exactly one replica, which has accepted its settings: figures
+        of an arm would be those of another."""
         beats = await self._board.replicas(self._fleet)
         if len(beats) != 1:
             raise RuntimeError(f"the bench wants one replica, the board shows {len(beats)}")
+        if beats[0].detail.startswith(SETTINGS_REFUSED):
+            raise RuntimeError(f"the replica refused the settings of this arm: {beats[0].detail}")
         return beats[0]
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from .measure import Seen
 
+_SAME = ("seats", "seed", "users", "sweep_users", "day_s", "day_peak", "push_every_s")
+"""Of the plan: arms that were measured with others had other users, or other pushes beside them."""
 _KEPT = ("idle", "slo", "capacity", "copy_s", "push_bytes", "cells", "comparison")
 
 
@@ -15,15 +17,13 @@ class Figures:
     """`content` is what the file holds."""
 
     def __init__(self, path: Path, head: Mapping[str, Any], *, resume: bool) -> None:
-        """With `resume` the measurements of the file that is there stay. Raises ValueError where it is of another
-        number of seats or another seed, whose cells cannot be compared."""
+        """With `resume` the measurements of the file that is there stay. Raises ValueError where the plan that they
+        were made with differs in one of _SAME: its cells cannot be compared."""
         self._path = path
         self.content: dict[str, Any] = {**head, "cells": {}, "comparison": {}}
         if resume and path.exists():
             earlier = json.loads(path.read_text())
-            for name in ("seats", "seed"):
-                if earlier["plan"][name] != head["plan"][name]:
-                    raise ValueError(f"{path} has plan.{name}={earlier['plan'][name]}, this run {head['plan'][name]}")
+            _check_same(path, earlier["plan"], head["plan"])
             self.content |= {name: earlier[name] for name in _KEPT if name in earlier}
 
     @property
@@ -54,6 +54,13 @@ class Figures:
         }
         _write(self._path.with_suffix("") / f"{seen.cell.key}.json", detail)
         self.put(cells={**self.cells, seen.cell.key: dict(found)})
+
+
+def _check_same(path: Path, earlier: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
+    other = [name for name in _SAME if earlier.get(name) != plan[name]]
+    if other:
+        words = ", ".join(f"plan.{name}={earlier.get(name)}, this run {plan[name]}" for name in other)
+        raise ValueError(f"{path} has {words}; without --resume all is measured again")
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

@@ -21,6 +21,9 @@ _BLOCK_S = 10.0
 """The harvest's interval resamples parts so long: neighbouring seconds depend on one another."""
 _POINTS = 48
 """Of a series over a cell's time."""
+_FULL = 0.9
+"""Share of the seats that rollouts hold, on average, where single users find all of them held: some are empty between
+two groups, and one is the user's."""
 CANARY_TOKENS = 4
 """Tokens that the engine generates to score the canary of one push: one a sequence."""
 
@@ -165,32 +168,36 @@ def _moved(seen: Seen, field: str) -> int:
 
 
 def _seats(seen: Seen, step: float) -> list[float | None]:
-    """Mean of the heartbeats of each part."""
-    found = []
-    for i in range(_POINTS):
-        start = seen.start + i * step
-        held = [beat.seats_rollouts for beat in seen.beats if start <= beat.at < start + step]
-        found.append(sum(held) / len(held) if held else None)
-    return found
+    return [_held(seen, seen.start + i * step, seen.start + (i + 1) * step) for i in range(_POINTS)]
+
+
+def _held(seen: Seen, start: float, stop: float) -> float | None:
+    """Seats that rollouts held, mean of the heartbeats of [start, stop); None without any."""
+    held = [beat.seats_rollouts for beat in seen.beats if start <= beat.at < stop]
+    return sum(held) / len(held) if held else None
 
 
 def _p95(values: Any) -> float:
     return float(sorted(values)[max(0, math.ceil(0.95 * len(values)) - 1)])
 
 
-def arrival_figures(answers: Sequence[Answer], idle_ttft_s: Sequence[float]) -> dict[str, Any]:
+def arrival_figures(seen: Seen, idle_ttft_s: Sequence[float], *, seats: int) -> dict[str, Any]:
     """Users who find every seat held by rollouts: their first token beside the idle one plus two engine steps.
 
     An engine step gives each running request a token, so a user's own time per token is the step at the batch of that
-    moment; the 99th percentiles are compared, the step being the median user's.
+    moment; the 99th percentiles are compared, the step being the median user's. `holds` is None, not measured, unless
+    rollouts held nearly all of the engine's `seats`.
     """
-    ttft, alone = latencies([a.ttft_s for a in answers]), latencies(idle_ttft_s)
-    step = percentile([a.tpot_s for a in answers], 0.5)
+    ttft, alone = latencies([a.ttft_s for a in seen.answers]), latencies(idle_ttft_s)
+    step = percentile([a.tpot_s for a in seen.answers], 0.5)
     bound = None if step is None or alone["p99"] is None else alone["p99"] + 2 * step
+    held = _held(seen, seen.start, seen.stop)
+    full = held is not None and held >= _FULL * seats
     return {
+        "seats_rollouts": held,
         "ttft_s": ttft,
         "idle_ttft_s": alone,
         "engine_step_s": step,
         "bound_s": bound,
-        "holds": bound is not None and ttft["p99"] is not None and ttft["p99"] <= bound,
+        "holds": (bound is not None and ttft["p99"] is not None and ttft["p99"] <= bound) if full else None,
     }

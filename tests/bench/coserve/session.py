@@ -13,7 +13,7 @@ from rollout.redis_store import RedisStore
 from tests.fake_trainer import FakeTrainer
 
 from .answers import Answer
-from .arms import ARRIVAL, DAY, NO_ROLLOUTS, ROLLOUTS, Cell, resting, settings
+from .arms import ARRIVAL, DAY, NO_ROLLOUTS, ROLLOUTS, Cell, Settings, resting, settings
 from .arrivals import before, day, day_curve, poisson
 from .beats import Watch
 from .fleet import CoserveFleet
@@ -60,10 +60,16 @@ class Session:
 
     async def idle(self) -> list[Answer]:
         """Users one at a time on an engine that does nothing else; the first few warm it up."""
-        await self._fleet.reconfigure(NO_ROLLOUTS)
+        await self._configure(NO_ROLLOUTS)
         await self._users.ready()
         await self._users.alone([0.05] * 5, name="warm-up")
         return await self._users.alone([0.05] * self._plan.idle_users, name="idle")
+
+    async def _configure(self, wanted: Settings) -> None:
+        """Returns when the replica is heard to have taken them. Raises RuntimeError where it refuses them, which its
+        heartbeats alone say."""
+        await self._fleet.reconfigure(wanted)
+        await self._watch.after(time.time())
 
     async def probe(self, search: CapacitySearch, rate: float, slo: Slo, *, number: int) -> float:
         """Attainment of users alone at a rate."""
@@ -77,9 +83,10 @@ class Session:
         pushes, beats = len(self.pusher.pushes), len(self._watch.beats)
         earlier, counted = await self._watch.heartbeat(), await self._fleet.engine_tokens()
         rate = self._rate(cell, capacity)
-        await self._fleet.reconfigure(settings(cell, slo))
+        await self._configure(settings(cell, slo))
         async with self._beside(cell):
             span = await self._span(cell, rate)
+            await self._watch.after(span.stop)
         await self._rest(slo)
         return Seen(
             cell=cell,
@@ -152,7 +159,7 @@ class Session:
 
     async def _rest(self, slo: Slo) -> None:
         """Returns when a heartbeat says that the engine has nothing to do: rollouts are cut, and back in the queue."""
-        await self._fleet.reconfigure(resting(slo))
+        await self._configure(resting(slo))
         asked, until = time.time(), time.monotonic() + _DRAIN_S
         while not _at_rest(beat := await self._watch.heartbeat(), asked):
             if time.monotonic() > until:

@@ -57,6 +57,8 @@ class CapacitySearch:
     first: float = 1.0
     width: float = 1.08
     """`bad / good` at which the bisection ends, and a step down after a refuted rate."""
+    floor: float = 0.02
+    """The lowest rate that is probed: the users of one probe would take the better part of an hour to come."""
 
     @property
     def confirming(self) -> bool:
@@ -64,9 +66,18 @@ class CapacitySearch:
         return self.bad is not None and self.good > 0 and self.bad <= self.good * self.width * 1.000_001
 
     def rate(self) -> float | None:
-        """The next one to probe, per second; None when the search is over."""
+        """The next one to probe, per second; None when the search is over. Raises ValueError where it would be below
+        `floor`."""
         if self.confirmed:
             return None
+        if (rate := self._next()) < self.floor:
+            raise ValueError(
+                f"capacity: at {self.bad:.3g} users a second fewer than {TARGET:.0%} of users alone are inside the SLO,"
+                f" and the next rate, {rate:.3g}, is below floor={self.floor:g}: the machine is too slow or too busy"
+            )
+        return rate
+
+    def _next(self) -> float:
         if self.bad is None:
             return 2 * self.good or self.first
         if self.confirming:
