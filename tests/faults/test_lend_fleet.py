@@ -1,14 +1,20 @@
-"""A fleet that lends, as an operator starts it: users have the production model all the while, rollouts the policy."""
+"""A fleet that lends, as an operator starts it: users have the production model all the while, rollouts the policy,
+also when a replica that is lent dies in the middle of a push.
+"""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from rollout.board import ReplicaRole
 from rollout.client import RolloutClient
+from tests.killed_push import delivered, healthy, interrupted_push, trainer, users
 from tests.running_fleet import RunningFleet, run_fleet
 from tests.tiny_models import build_policy
 
@@ -95,3 +101,20 @@ def parts(replica: dict[str, Any]) -> dict[str, float]:
     """Of its newest return to users."""
     back = [switch["parts"] for switch in replica["switches"] if switch["to"] == "serving"]
     return back[-1] if back else {}
+
+
+async def test_a_lent_replica_is_killed_between_invitation_and_bytes(fleet: RunningFleet, tmp_path: Path) -> None:
+    with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
+        async with trainer(fleet, tmp_path / "weights") as pusher:
+            rollout = client.submit([f"q{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 60}).id
+            (lent,) = await healthy(pusher, lambda beat: beat.role is ReplicaRole.ROLLOUT and beat.seats_rollouts > 0)
+            with users(fleet, "assistant", count=1) as asking:
+                await asyncio.sleep(1)
+                await interrupted_push(pusher, lent, replicas=1)
+                (successor,) = await healthy(
+                    pusher, lambda beat: beat.role is ReplicaRole.ROLLOUT and beat.replica != lent.replica
+                )
+                await healthy(pusher, lambda beat: beat.replica == successor.replica and beat.version == 1)
+                assert await delivered(client, rollout) == _GROUPS
+            assert [answer for user in asking for answer in user.answers if answer[2] != 200] == []
+            assert sum(len(user.answers) for user in asking) > 50
