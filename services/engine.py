@@ -85,18 +85,20 @@ class EngineServer(LLMServer):  # type: ignore[misc]
         return stats
 
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
-        return self._admitted(partial(super().chat, request, raw_request_info), sequences("", request.n))
+        begin = partial(super().chat, request, raw_request_info)
+        return self._admitted(request, begin, sequences("", request.n))
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         begin = partial(super().completions, request, raw_request_info)
-        return self._admitted(begin, sequences(request.prompt, request.n))
+        return self._admitted(request, begin, sequences(request.prompt, request.n))
 
     async def __del__(self) -> None:
         replica, self._replica = getattr(self, "_replica", None), None
         if replica is not None:
             await replica.stop()
 
-    def _admitted(self, begin: Begin, seats: int) -> AsyncGenerator[Any, None]:
+    def _admitted(self, request: Any, begin: Begin, seats: int) -> AsyncGenerator[Any, None]:
         if self._replica is None:
             raise ReplicaUnhealthy("the replica is stopping")
+        request.cache_salt = self._replica.salted(request.cache_salt)
         return admitted(self._replica, begin, seats, name=serve.get_replica_context().replica_id.unique_id)

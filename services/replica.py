@@ -51,8 +51,6 @@ from services.vllm_engine import VllmEngine
 
 _BEAT_S = 1.0
 _BEAT_TTL_S = 10.0
-_CANARY = 24
-"""Tokens of each sequence."""
 
 _log = structlog.get_logger(__name__)
 
@@ -80,7 +78,6 @@ class Replica:
         self._rollouts_waiting = 0
         self._load: UserLoad | None = None
         self._staging = Staging(Path(config.push.staging_dir), self.name)
-        self._swap = way_in(config, engine)
         self._rewards = rewards
         self.keeper = SeatKeeper(
             total=config.engine.max_num_seqs,
@@ -90,6 +87,7 @@ class Replica:
             still_until=lambda: self._swap.still_until,
         )
         self.users = self.keeper.users
+        self._swap = way_in(config, engine, self.keeper.aside)
         self.harvester = Harvester(
             replica=self.name,
             config=config.harvest,
@@ -133,7 +131,7 @@ class Replica:
                 self._swap, self._config, staging=self._staging, dtype=self._engine.dtype
             )
         if self.roles is not None:
-            await self.roles.rehearse(canary_ids(self._engine.vocab_size, min(_CANARY, self._engine.max_scored_tokens)))
+            await self.roles.rehearse(canary_ids(self._engine.vocab_size, self._engine.max_scored_tokens))
         await self._measure_idle()
         self.health.meet(Event.STARTED)
         self._loops.start("vitals", self.health.run())
@@ -264,6 +262,10 @@ class Replica:
             raise ReplicaUnhealthy("the replica is starting")
         with self.users.hold(sequences), self._load.request(sequences) as answer:
             yield answer
+
+    def salted(self, salt: str | None) -> str:
+        """What a user's request is to have in the place of its own cache salt: see `VllmEngine.salted`."""
+        return self._engine.salted(salt)
 
     def answered(self) -> None:
         """A user has an item of an answer."""

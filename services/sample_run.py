@@ -76,7 +76,7 @@ class Tally:
     generated: int = 0
     """By the engine, as far as they were seen here."""
     cuts: int = 0
-    """Samples that gave their seat to a user, or their adapter's place to a new version, a count."""
+    """Samples that gave their seat to a user or stepped aside for new weights, a count."""
     salvaged: int = 0
     """That samples went on from: of an earlier attempt, here or elsewhere, or from before a cut."""
     prefilled_again: int = 0

@@ -3,7 +3,8 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 from rollout.board import ReplicaRole
@@ -18,6 +19,8 @@ from services.user_window import RequestTimes, UserWindow
 
 _TICK_S = 0.1
 _STEP_WINDOW_S = 1.0
+_ASIDE_S = 5.0
+"""For samples to leave before new weights: an engine that does not let go of them in this time has another trouble."""
 _SLACK = 0.25
 """Share of the seats that samples may hold beyond a limit that sank: to be cut costs a sample a prefill, and to end by
 itself costs nothing. After a breach none may."""
@@ -63,6 +66,7 @@ class SeatKeeper:
         self._guard = Guard(limit=harvest.user_reserve + 1.0)
         self._looked_at = clock()
         self._role: ReplicaRole | None = None
+        self._aside = False
         self.breaches = 0
         """Times that rollouts lost every seat."""
         self.users = UserSeats(self.resize)
@@ -88,6 +92,20 @@ class SeatKeeper:
         self._role = role
         self.resize()
 
+    @asynccontextmanager
+    async def aside(self) -> AsyncIterator[None]:
+        """Within it no rollout has a seat; what was generated of them stays, and they go on afterwards."""
+        self._aside = True
+        self.resize()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ASIDE_S):
+                    await self.seats.wait_empty()
+            yield
+        finally:
+            self._aside = False
+            self.resize()
+
     def configure(self, harvest: HarvestConfig, slo: SloConfig) -> None:
         """Other settings from now on; what was learned under another SLO is forgotten.
 
@@ -104,7 +122,7 @@ class SeatKeeper:
         """Users came or went, or the limit moved."""
         seats = self._allowed()
         bounded = min(seats, self._harvest.max_seats) if self._harvest.max_seats is not None else seats
-        preempts = self._harvest.preempt or self._role is not None
+        preempts = self._harvest.preempt or self._role is not None or self._aside
         self.seats.resize(bounded, most=self._most(bounded) if preempts else None)
 
     async def run(self) -> None:
@@ -151,6 +169,8 @@ class SeatKeeper:
 
     def _allowed(self) -> int:
         reserve, users = self._harvest.user_reserve, self.users.held
+        if self._aside:
+            return 0
         if self._role is not None:
             return rollout_seats(self._total, 0, users) if self._role is ReplicaRole.ROLLOUT else 0
         if not self._slo.guards:
@@ -160,7 +180,7 @@ class SeatKeeper:
     def _most(self, seats: int) -> int:
         """Seats beyond which samples leave theirs at once: users need them, or the SLO was missed."""
         left = max(0, self._total - self.users.held)
-        if self._role is not None:
+        if self._aside or self._role is not None:
             return min(left, seats)
         if not self._slo.guards:
             return left if self._harvest.max_seats is None else min(left, self._harvest.max_seats)

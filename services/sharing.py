@@ -1,5 +1,7 @@
 """How versions get into an engine, and how that is rehearsed, by the fleet's `sharing.mode`."""
 
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from services.adapter_rehearsal import rehearse_adapter
@@ -13,11 +15,11 @@ from services.vllm_engine import USER_ADAPTER, VllmEngine
 WayIn = WeightSwap | RolloutAdapters
 
 
-def way_in(config: FleetConfig, engine: VllmEngine) -> WayIn:
-    """Whole weights in the place of the engine's, or adapters beside them."""
+def way_in(config: FleetConfig, engine: VllmEngine, aside: Callable[[], AbstractAsyncContextManager[None]]) -> WayIn:
+    """Whole weights in the place of the engine's, for which rollouts step aside, or adapters beside them."""
     sharing, watchdog_s = config.sharing, config.push.watchdog_s
     if sharing.mode != "adapter":
-        return WeightSwap(engine, watchdog_s=watchdog_s)
+        return WeightSwap(engine, watchdog_s=watchdog_s, aside=aside)
     return RolloutAdapters(
         engine,
         places=sharing.rollout_adapters,

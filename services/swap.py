@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -74,8 +75,18 @@ class Weights(Protocol):
 class WeightSwap:
     """pause(keep) -> reload -> label -> resume, within a watchdog; one at a time."""
 
-    def __init__(self, engine: Engine, *, watchdog_s: float, refresh_tied_head: bool = True) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        watchdog_s: float,
+        aside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        refresh_tied_head: bool = True,
+    ) -> None:
+        """Within `aside` the engine works on no rollout: their tokens are to be of the weights that they say, from the
+        first one computed to the last, while users' requests go on with what was computed of them."""
         self._engine = engine
+        self._aside = aside
         self._watchdog_s = watchdog_s
         self._refresh_tied_head = refresh_tied_head
         self.broken = ""
@@ -107,12 +118,13 @@ class WeightSwap:
         """
         if self.broken:
             raise EngineBroken(self.broken)
-        started, self.still_until = time.monotonic(), math.inf
-        loading = asyncio.create_task(self._load(directory, version, fallback))
-        try:
-            done, _ = await asyncio.wait({loading}, timeout=self._watchdog_s)
-        finally:
-            self.still_until = time.monotonic()
+        async with self._aside():
+            started, self.still_until = time.monotonic(), math.inf
+            loading = asyncio.create_task(self._load(directory, version, fallback))
+            try:
+                done, _ = await asyncio.wait({loading}, timeout=self._watchdog_s)
+            finally:
+                self.still_until = time.monotonic()
         if not done:
             self.give_up(f"generation stood still for more than push.watchdog_s={self._watchdog_s}")
         if error := loading.exception():

@@ -38,6 +38,7 @@ class VllmEngine:
     def __init__(self, client: AsyncLLM) -> None:
         """`client` must keep statistics (`disable_log_stats` is false)."""
         self._client = client
+        self._loads = 0
         self.step_log = StepLog()
         self.user_adapter: Adapter | None = None
         """What users are on; None for the model itself."""
@@ -76,6 +77,10 @@ class VllmEngine:
         """Of the weights in use, such as `float32`."""
         return str(self._client.model_config.dtype).removeprefix("torch.")
 
+    def salted(self, salt: str | None = None) -> str:
+        """What keeps computed prefixes of these weights apart from those of others; `salt` is a request's own."""
+        return f"{self._loads}:{salt or ''}"
+
     def users(self) -> dict[str, RequestTimes]:
         """The sequences of users in the engine now, by the engine client's ids."""
         states = self._client.output_processor.request_states
@@ -104,7 +109,7 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        return VllmGeneration(self._client, prompt_ids, params, adapter)
+        return VllmGeneration(self._client, self._prompt(prompt_ids), params, adapter)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Special tokens skipped. Once at the end of a sample: token by token it would cost the event loop more than
@@ -116,7 +121,8 @@ class VllmEngine:
         params = SamplingParams(
             max_tokens=1, prompt_logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False
         )
-        output = await _last(self._client, token_ids, params, _own_id(), priority=CANARY_PRIORITY, adapter=adapter)
+        prompt = self._prompt(token_ids)
+        output = await _last(self._client, prompt, params, _own_id(), priority=CANARY_PRIORITY, adapter=adapter)
         positions = output.prompt_logprobs or []
         if len(positions) != len(token_ids):
             raise GenerationError(f"asked for {len(token_ids)} prompt logprobs, got {len(positions)}")
@@ -125,13 +131,15 @@ class VllmEngine:
     async def probe(self) -> None:
         """Have it sample one token. Raises GenerationError, or what vLLM raises."""
         params = SamplingParams(max_tokens=1, output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False)
-        output = await _last(self._client, (0,), params, _own_id(), priority=CANARY_PRIORITY)
+        output = await _last(self._client, self._prompt((0,)), params, _own_id(), priority=CANARY_PRIORITY)
         if not output.outputs[0].token_ids:
             raise GenerationError("the engine ended a probe without a token")
 
     async def pause(self) -> None:
-        """Stop stepping; requests in flight stay and are recomputed under the new weights on resume."""
-        await self._client.pause_generation(mode="keep", clear_cache=True)
+        """Stop stepping, for other weights to come; requests in flight stay and go on with the keys and values that
+        they have, so that nobody waits for those to be computed anew. Later requests find none of them."""
+        await self._client.pause_generation(mode="keep", clear_cache=False)
+        self._loads += 1
 
     async def resume(self) -> None:
         await self._client.resume_generation()
@@ -188,6 +196,9 @@ class VllmEngine:
         """Label the tokens sampled from now on."""
         await self._client.update_weight_version(str(version))
 
+    def _prompt(self, token_ids: Sequence[int]) -> Any:
+        return tokens_input(list(token_ids), cache_salt=self.salted())
+
     async def _first_worker(self, method: str, **arguments: Any) -> Any:
         """What rank 0 answers; the others answer None."""
         answers = await self._client.collective_rpc(method, kwargs=arguments)
@@ -197,11 +208,9 @@ class VllmEngine:
 class VllmGeneration:
     """One rollout sample in the engine; see `sample_run.Generation`."""
 
-    def __init__(
-        self, client: AsyncLLM, prompt_ids: Sequence[int], params: SamplingParams, adapter: Adapter | None = None
-    ) -> None:
+    def __init__(self, client: AsyncLLM, prompt: Any, params: SamplingParams, adapter: Adapter | None = None) -> None:
         self._client = client
-        self._prompt_ids = prompt_ids
+        self._prompt = prompt
         self._params = params
         self._adapter = adapter
         self._id = _own_id()
@@ -213,7 +222,7 @@ class VllmGeneration:
         try:
             output = await _last(
                 self._client,
-                self._prompt_ids,
+                self._prompt,
                 self._params,
                 self._id,
                 priority=ROLLOUT_PRIORITY,
@@ -278,7 +287,7 @@ def _times(state: Any, ahead: float) -> RequestTimes:
 
 async def _last(
     client: AsyncLLM,
-    token_ids: Sequence[int],
+    prompt: Any,
     params: SamplingParams,
     request_id: str,
     *,
@@ -289,7 +298,6 @@ async def _last(
     last = None
     # vLLM keeps computed prefixes apart by the adapter's name and directory
     lora = None if adapter is None else LoRARequest(adapter.name, adapter.number, str(adapter.directory))
-    prompt = tokens_input(list(token_ids))
     async for output in client.generate(prompt, params, request_id, lora_request=lora, priority=priority):
         last = output
     if last is None or not last.finished:

@@ -1,5 +1,6 @@
 """Seats follow users at once, and the SLO as the keeper looks."""
 
+import asyncio
 import math
 from dataclasses import dataclass, field
 
@@ -162,3 +163,21 @@ async def test_no_slo_is_kept_to_where_users_and_rollouts_never_meet(engine: Eng
     assert (keeper.breaches, keeper.seats.capacity) == (0, TOTAL)
     keeper.configure(HarvestConfig(max_seats=3), SLO)
     assert keeper.seats.capacity == 3
+
+
+async def test_rollouts_step_aside_even_where_users_may_not_take_their_seats(engine: Engine) -> None:
+    keeper = keeper_of(engine, SloConfig(), preempt=False)
+    samples = sat(keeper, 3)
+
+    async def leave() -> None:
+        for sample in samples:
+            await sample.wanted
+            keeper.seats.leave(sample)
+
+    leaving = asyncio.create_task(leave())
+    async with keeper.aside():
+        assert (keeper.seats.held, keeper.seats.capacity) == (0, 0)
+        late = keeper.seats.ask(prefill=1)
+        assert not late.seated.done()
+    assert late.seated.done()
+    await leaving

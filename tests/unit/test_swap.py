@@ -1,7 +1,8 @@
 """An engine that stops answering is noticed in bounded time."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rollout.weights import Canary
@@ -54,6 +55,32 @@ async def test_a_canary_that_is_never_answered_is_not_verified_and_its_requests_
     assert gap == NO_GAP
     assert engine.aborted == 2
     engine.gone.set()
+
+
+async def test_rollouts_are_aside_while_weights_come_in_and_not_while_they_are_checked() -> None:
+    seen: list[str] = []
+
+    class Noting(Engine):
+        async def pause(self) -> None:
+            seen.append("pause")
+
+        async def resume(self) -> None:
+            seen.append("resume")
+
+        async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+            seen.append("score")
+            return await super().score(token_ids)
+
+    @asynccontextmanager
+    async def aside() -> AsyncIterator[None]:
+        seen.append("aside")
+        yield
+        seen.append("back")
+
+    swap = WeightSwap(Noting(), watchdog_s=5, aside=aside)
+    await swap.load(Path("weights"), version=1)
+    await swap.gap(Canary(((1, 2),), ((-1.0,),)))
+    assert seen == ["aside", "pause", "resume", "back", "score"]
 
 
 class FailingEngine(Engine):
