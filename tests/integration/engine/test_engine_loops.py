@@ -95,6 +95,34 @@ async def test_a_push_by_collective_is_verified_and_tokens_carry_the_new_version
         assert replica.reconciler.version == 2
 
 
+async def test_a_prompt_seen_before_a_push_is_computed_anew_and_a_user_in_flight_keeps_the_tokens_that_it_has(
+    rig: Rig,
+) -> None:
+    config = rig.config("prefixes")
+    prompt = tuple(range(40, 120))
+    async with rig.trainer(config) as (trainer, queue), rig.replica(config):
+        first = await queue.submit([request(n=1, prompt_ids=prompt)])
+        await finished(queue, first.group_ids)
+        user = rig.engine.begin((72, 73), Sampling(max_tokens=200), seed=None)
+        answer = asyncio.create_task(user.ended())
+        while user.size < 5:  # noqa: ASYNC110  the engine tells nobody
+            await asyncio.sleep(0.005)
+        had = user.so_far()
+        await trainer.push(await trainer.publish(noise=0.3), replicas=1)
+        await trainer.beat_where(lambda b: b.version == 1)
+        again = await queue.submit([request(n=1, prompt_ids=prompt)])
+        (group,) = await finished(queue, again.group_ids)
+        whole = await answer
+    assert had is not None
+    assert whole is not None
+    assert whole.token_ids[: len(had.token_ids)] == had.token_ids
+    assert [span.version for span in whole.version_spans] == [0, 1]
+    segment = group.samples_G[0].segments[0]
+    ids = (*prompt, *segment.response_ids_T.tolist())
+    expected = independent_logprobs(version_dir(trainer.weights, 1), (ids,))[0][len(prompt) - 1 :]
+    assert segment.behavior_logprobs_T == pytest.approx(expected, abs=1e-3)
+
+
 async def test_a_push_without_a_collective_arrives_by_artefact(rig: Rig) -> None:
     config = rig.config("artefact", collective=False)
     async with rig.trainer(config) as (trainer, _queue), rig.replica(config):
