@@ -13,7 +13,7 @@ from tests.running_fleet import run_fleet
 
 pytestmark = pytest.mark.timeout(600)
 
-_GROUPS = 300
+_GROUPS = 120
 
 
 async def test_a_replica_that_users_share_is_killed_between_invitation_and_bytes(tmp_path: Path) -> None:
