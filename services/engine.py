@@ -14,6 +14,7 @@ from ray.llm._internal.serve.core.server.llm_server import LLMServer
 from ray.serve.llm import LLMConfig
 
 from rollout.redis_store import RedisStore
+from services.cache_salt import salted
 from services.config import FleetConfig
 from services.door import Begin, admitted
 from services.logs import plain_logs
@@ -47,7 +48,7 @@ class EngineServer(LLMServer):  # type: ignore[misc]
             await rewards.check()
             await super().start()
             await asyncio.to_thread(unlink_below, os.getpid())
-            engine = VllmEngine(self.engine._engine_client)
+            self._vllm = engine = VllmEngine(self.engine._engine_client)
             await self._give_users_their_adapter(engine)
             store = await RedisStore.connect(self._fleet.redis)
         except BaseException:
@@ -100,5 +101,5 @@ class EngineServer(LLMServer):  # type: ignore[misc]
     def _admitted(self, request: Any, begin: Begin, seats: int) -> AsyncGenerator[Any, None]:
         if self._replica is None:
             raise ReplicaUnhealthy("the replica is stopping")
-        request.cache_salt = self._replica.salted(request.cache_salt)
+        request.cache_salt = salted(self._vllm.loads, request.cache_salt)
         return admitted(self._replica, begin, seats, name=serve.get_replica_context().replica_id.unique_id)

@@ -263,10 +263,6 @@ class Replica:
         with self.users.hold(sequences), self._load.request(sequences) as answer:
             yield answer
 
-    def salted(self, salt: str | None) -> str:
-        """What a user's request is to have in the place of its own cache salt: see `VllmEngine.salted`."""
-        return self._engine.salted(salt)
-
     def answered(self) -> None:
         """A user has an item of an answer."""
         if self.roles is not None:

@@ -17,6 +17,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from rollout.errors import WeightsError
 from rollout.types import FinishReason, Partial, Sampling
 from services.adapters import Adapter
+from services.cache_salt import salted
 from services.engine_output import GenerationError, part, partial
 from services.step_log import StepLog
 from services.user_window import RequestTimes
@@ -77,9 +78,10 @@ class VllmEngine:
         """Of the weights in use, such as `float32`."""
         return str(self._client.model_config.dtype).removeprefix("torch.")
 
-    def salted(self, salt: str | None = None) -> str:
-        """What keeps computed prefixes of these weights apart from those of others; `salt` is a request's own."""
-        return f"{self._loads}:{salt or ''}"
+    @property
+    def loads(self) -> int:
+        """How often other weights came into it."""
+        return self._loads
 
     def users(self) -> dict[str, RequestTimes]:
         """The sequences of users in the engine now, by the engine client's ids."""
@@ -197,7 +199,7 @@ class VllmEngine:
         await self._client.update_weight_version(str(version))
 
     def _prompt(self, token_ids: Sequence[int]) -> Any:
-        return tokens_input(list(token_ids), cache_salt=self.salted())
+        return tokens_input(list(token_ids), cache_salt=salted(self._loads))
 
     async def _first_worker(self, method: str, **arguments: Any) -> Any:
         """What rank 0 answers; the others answer None."""
