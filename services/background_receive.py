@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rollout.errors import WeightsError
 from rollout.push_group import Seat, Transport
+from services.background import give_way
 from services.bucket_stream import receive_buckets
 
 
@@ -45,6 +46,7 @@ class BackgroundReceive:
 def _receive(
     receipt: Receipt, seat: Seat, files: Sequence[tuple[str, int]], directory: Path, transport: Transport
 ) -> None:
+    give_way()
     try:
         receive_buckets(seat, files, directory, transport)
         receipt.done = True

@@ -15,6 +15,7 @@ from rollout.board import Invitation
 from rollout.errors import WeightsError
 from rollout.push_group import Seat
 from rollout.weights import WeightManifest, verify_buckets
+from services.background import in_background
 from services.bucket_stream import receive_buckets
 from services.staging import copy_side_files, seal
 from services.transports import gloo
@@ -58,7 +59,7 @@ class InReplica:
         return ""
 
     async def fetch(self, seat: Seat, files: Files, directory: Path) -> None:
-        await asyncio.to_thread(receive_buckets, seat, files, directory, gloo())
+        await in_background(receive_buckets, seat, files, directory, gloo())
 
 
 class InWorker:
@@ -100,7 +101,7 @@ async def receive(
     invitation's `form_timeout_s`, a bucket takes longer than `op_timeout_s`, or bytes differ.
     """
     await receiver.fetch(seat_of(invitation, rank, size), [(b.file, b.size) for b in manifest.buckets], directory)
-    await asyncio.to_thread(_complete, Path(invitation.directory), directory, manifest)
+    await in_background(_complete, Path(invitation.directory), directory, manifest)
 
 
 def seat_of(invitation: Invitation, rank: int, size: int) -> Seat:

@@ -195,7 +195,8 @@ async def canary_gap(
 async def _scores(
     token_ids: Sequence[Sequence[int]], score: Callable[[Sequence[int]], Awaitable[tuple[float, ...]]]
 ) -> tuple[tuple[float, ...], ...]:
-    return tuple(await asyncio.gather(*(score(ids) for ids in token_ids)))
+    # one by one: users who waited for the load meet the steps that compute them
+    return tuple([await score(ids) for ids in token_ids])
 
 
 def cut(canary: Canary, longest: int) -> Canary:

@@ -46,15 +46,32 @@ class HangingEngine(Engine):
         return ()
 
 
-async def test_a_canary_that_is_never_answered_is_not_verified_and_its_requests_are_aborted() -> None:
+async def test_a_canary_that_is_never_answered_is_not_verified_and_its_request_is_aborted() -> None:
     engine = HangingEngine()
     swap = WeightSwap(engine, watchdog_s=0.05)
     async with asyncio.timeout(5):
         gap = await swap.gap(Canary(((1, 2), (3, 4)), ((-1.0,), (-1.0,))))
         await asyncio.sleep(0.01)
     assert gap == NO_GAP
-    assert engine.aborted == 2
+    assert engine.aborted == 1  # the second was not begun
     engine.gone.set()
+
+
+async def test_sequences_of_a_canary_are_computed_one_by_one() -> None:
+    running, most = 0, 0
+
+    class Counting(Engine):
+        async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0)
+            running -= 1
+            return await super().score(token_ids)
+
+    canary = Canary(((1, 2, 3), (4, 5), (6, 7)), ((-1.0, -1.0), (-1.0,), (-1.0,)))
+    assert await WeightSwap(Counting(), watchdog_s=5).gap(canary) == 0.0
+    assert most == 1
 
 
 async def test_rollouts_are_aside_while_weights_come_in_and_not_while_they_are_checked() -> None:
