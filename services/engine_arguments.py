@@ -31,4 +31,6 @@ def engine_arguments(config: EngineConfig, sharing: SharingConfig | None = None)
         }
     if config.max_num_batched_tokens is not None:
         arguments["max_num_batched_tokens"] = config.max_num_batched_tokens
+    if config.long_prefill_token_threshold is not None:
+        arguments["long_prefill_token_threshold"] = config.long_prefill_token_threshold
     return arguments

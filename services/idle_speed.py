@@ -11,7 +11,7 @@ from rollout.types import Sampling
 from services.adapters import Adapter
 from services.sample_run import Generation
 
-_PROMPT, _RESPONSE = 24, 16
+_PROMPT, _LONG_PROMPT, _RESPONSE = 24, 256, 16
 """Tokens."""
 _REPEATS = 3
 _SEED = 20_240
@@ -41,6 +41,8 @@ class IdleSpeed:
     capacity: float
     """Seconds of idle service that it does in a second with all seats busy: 1 where it gains nothing by batching, its
     seats where a full batch is as fast as a single sequence."""
+    prefill_token_s: float = 0.0
+    """What each further token of a prompt adds to the first token; 0 where none is to be seen."""
 
     def service_s(self, tokens: float) -> float:
         """Of one sequence alone.
@@ -58,15 +60,19 @@ async def measure(engine: Engine, seats: int, *, adapter: Adapter | None, clock:
     `seats`. Raises GenerationError.
     """
     timed = partial(_timed, engine, adapter=adapter, clock=clock)
-    prompts = _prompts(engine.vocab_size, min(_PROMPT, engine.max_model_len // 2), seats + 2 * _REPEATS + 1)
+    short, long = (min(size, engine.max_model_len // 2) for size in (_PROMPT, _LONG_PROMPT))
+    prompts = _prompts(engine.vocab_size, short, seats + 2 * _REPEATS + 1)
     await timed(prompts[:1], 2)  # what an engine does at its first request only
     firsts = [await timed([prompt], 1) for prompt in prompts[1 : _REPEATS + 1]]
+    longs = [await timed([prompt], 1) for prompt in _prompts(engine.vocab_size, long, _REPEATS)]
     alone = [await timed([prompt], _RESPONSE) for prompt in prompts[_REPEATS + 1 : 2 * _REPEATS + 1]]
     batch_s, batch_tokens = await timed(prompts[2 * _REPEATS + 1 :], _RESPONSE)
     first_s = min(seconds for seconds, _ in firsts)
     token_s = min(max(0.0, seconds - first_s) / max(1, tokens - 1) for seconds, tokens in alone)
+    prefill_s = (min(seconds for seconds, _ in longs) - first_s) / max(1, long - short)
     service_s = seats * first_s + (batch_tokens - seats) * token_s
-    return IdleSpeed(first_s, token_s, min(float(seats), max(1.0, service_s / batch_s)))
+    capacity = min(float(seats), max(1.0, service_s / batch_s))
+    return IdleSpeed(first_s, token_s, capacity, max(0.0, prefill_s))
 
 
 async def _timed(

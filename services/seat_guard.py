@@ -4,9 +4,10 @@
     near its edge:        limit *= ease
     outside, a breach:    limit *= decrease, and no rollout for hold_s
 
-Rollouts get what users leave of the limit, so that an engine step takes as long with many users as with few. Additive
-increase, multiplicative decrease: Chiu and Jain, "Analysis of the increase and decrease algorithms for congestion
-avoidance in computer networks", 1989.
+Rollouts get what users leave of the limit, so that an engine step takes as long with many users as with few. New ones
+get only what users left of it at their most of late: users come and go by the second, and a sample that is let in for a
+moment costs them its prefill for a handful of tokens. Additive increase, multiplicative decrease: Chiu and Jain,
+"Analysis of the increase and decrease algorithms for congestion avoidance in computer networks", 1989.
 """
 
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from services.slo import SloConfig
 
 _KV_EDGE = 0.9
 """Share of the KV cache in use beyond which users' next tokens may not fit."""
+_PREFILL_SHARE = 0.25
+"""Of the time to the first token that is left over on an idle engine, for rollouts' prefill in one step."""
 _MIN_ROLLOUTS = 1
 """Of an engine without users: with none there would be nothing to learn from."""
 
@@ -34,7 +37,7 @@ class Felt:
     kv_usage: float
     """Share of the KV cache in use, 0 to 1."""
     sequences: int
-    """Of users and rollouts, in the engine now."""
+    """Of users, at their most of late, and of rollouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,20 @@ def next_guard(guard: Guard, felt: Felt, now: float, dt: float, *, slo: SloConfi
     if felt.sequences + 1 < guard.limit:  # a limit that nothing reaches proves nothing
         return guard
     return replace(guard, limit=min(float(most), guard.limit + slo.increase_per_s * most * dt))
+
+
+def prefill_pace(slo: SloConfig, idle: IdleSpeed, *, most: int) -> int:
+    """Tokens of rollouts' prompts that a step may compute, at most `most`: a user who comes meets two such steps, whose
+    prefills together take no more than half of the time to the first token that is left over on the idle engine.
+
+    >>> idle = IdleSpeed(first_token_s=0.1, token_s=0.03, capacity=8.0, prefill_token_s=0.001)
+    >>> prefill_pace(SloConfig(ttft_s=0.5), idle, most=512), prefill_pace(SloConfig(tpot_s=0.1), idle, most=512)
+    (100, 512)
+    """
+    if slo.ttft_s is None or idle.prefill_token_s <= 0:
+        return most
+    spare_s = max(0.0, slo.ttft_s - idle.first_token_s)
+    return max(1, min(most, int(_PREFILL_SHARE * spare_s / idle.prefill_token_s)))
 
 
 def guarded_seats(guard: Guard, now: float, *, total: int, reserve: int, users: int) -> int:

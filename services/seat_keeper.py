@@ -10,7 +10,8 @@ from typing import Protocol
 from rollout.board import ReplicaRole
 from services.config import HarvestConfig
 from services.idle_speed import IdleSpeed
-from services.seat_guard import Felt, Guard, check_attainable, guarded_seats, next_guard
+from services.recent_peak import RecentPeak
+from services.seat_guard import Felt, Guard, check_attainable, guarded_seats, next_guard, prefill_pace
 from services.seats import Seats, rollout_seats
 from services.slo import SloConfig
 from services.step_log import StepLog
@@ -18,7 +19,6 @@ from services.user_seats import UserSeats
 from services.user_window import RequestTimes, UserWindow
 
 _TICK_S = 0.1
-_STEP_WINDOW_S = 1.0
 _ASIDE_S = 5.0
 """For samples to leave before new weights: an engine that does not let go of them in this time has another trouble."""
 _SLACK = 0.25
@@ -63,6 +63,7 @@ class SeatKeeper:
         self._clock = clock
         self._idle = IdleSpeed(0.0, 0.0, 1.0)
         self._window = UserWindow(slo.window_s)
+        self._peak = RecentPeak(slo.window_s)
         self._guard = Guard(limit=harvest.user_reserve + 1.0)
         self._looked_at = clock()
         self._role: ReplicaRole | None = None
@@ -82,9 +83,15 @@ class SeatKeeper:
     def _guards(self) -> bool:
         return self._slo.guards and self._role is None
 
+    @property
+    def rollouts_aside(self) -> bool:
+        """Whether they left all seats for new weights, and get them back."""
+        return self._aside
+
     def calibrate(self, idle: IdleSpeed) -> None:
         """What the engine does with one request alone."""
         self._idle = idle
+        self.resize()
 
     def allow(self, role: ReplicaRole) -> None:
         """From now on by the role of a replica that is lent: rollouts have its seats in ROLLOUT, and leave them at once
@@ -113,17 +120,18 @@ class SeatKeeper:
         """
         check_attainable(slo, self._idle)
         if slo != self._slo:
-            self._window = UserWindow(slo.window_s)
+            self._window, self._peak = UserWindow(slo.window_s), RecentPeak(slo.window_s)
             self._guard = Guard(limit=harvest.user_reserve + 1.0, since=self._clock())
         self._harvest, self._slo = harvest, slo
         self.resize()
 
     def resize(self) -> None:
         """Users came or went, or the limit moved."""
-        seats = self._allowed()
-        bounded = min(seats, self._harvest.max_seats) if self._harvest.max_seats is not None else seats
+        self._peak.set(self._clock(), self.users.held)
+        most_seats = self._total if self._harvest.max_seats is None else self._harvest.max_seats
         preempts = self._harvest.preempt or self._role is not None or self._aside
-        self.seats.resize(bounded, most=self._most(bounded) if preempts else None)
+        self.seats.pace = self._pace()
+        self.seats.resize(min(self._allowed(), most_seats), most=min(self._most(), most_seats) if preempts else None)
 
     async def run(self) -> None:
         """Look at users and engine until cancelled."""
@@ -162,12 +170,17 @@ class SeatKeeper:
         return Felt(
             ttft_s=self._window.ttft_s(now, since, still=still),
             tpot_s=self._window.tpot_s(now, since),
-            step_s=self._engine.step_log.step_s(max(since, now - _STEP_WINDOW_S)),
+            step_s=self._engine.step_log.step_s(since),
             kv_usage=self._engine.step_log.kv_usage,
-            sequences=self.users.held + self.seats.held,
+            sequences=self._peak.most(now) + self.seats.held,
         )
 
+    def _pace(self) -> int:
+        most = self._harvest.prefill_tokens
+        return prefill_pace(self._slo, self._idle, most=most) if self._guards else most
+
     def _allowed(self) -> int:
+        """Seats to give."""
         reserve, users = self._harvest.user_reserve, self.users.held
         if self._aside:
             return 0
@@ -175,13 +188,19 @@ class SeatKeeper:
             return rollout_seats(self._total, 0, users) if self._role is ReplicaRole.ROLLOUT else 0
         if not self._slo.guards:
             return rollout_seats(self._total, reserve, users)
-        return guarded_seats(self._guard, self._clock(), total=self._total, reserve=reserve, users=users)
+        return self._guarded_seats(self._peak.most(self._clock()))
 
-    def _most(self, seats: int) -> int:
+    def _most(self) -> int:
         """Seats beyond which samples leave theirs at once: users need them, or the SLO was missed."""
         left = max(0, self._total - self.users.held)
         if self._aside or self._role is not None:
-            return min(left, seats)
+            return min(left, self._allowed())
         if not self._slo.guards:
-            return left if self._harvest.max_seats is None else min(left, self._harvest.max_seats)
+            return left
+        seats = self._guarded_seats(self.users.held)
         return min(left, seats + math.ceil(_SLACK * seats))
+
+    def _guarded_seats(self, users: int) -> int:
+        return guarded_seats(
+            self._guard, self._clock(), total=self._total, reserve=self._harvest.user_reserve, users=users
+        )

@@ -49,7 +49,7 @@ class Seats:
 
     def __init__(self, capacity: int, *, pace: int) -> None:
         self._capacity = capacity
-        self._pace = pace
+        self.pace = pace
         self._seated: set[Ticket] = set()
         self._starting: set[Ticket] = set()
         self._waiting: deque[Ticket] = deque()
@@ -138,4 +138,4 @@ class Seats:
             self._changed.set()
 
     def _paced(self, ticket: Ticket) -> bool:
-        return not self._starting or sum(t.prefill for t in self._starting) + ticket.prefill <= self._pace
+        return not self._starting or sum(t.prefill for t in self._starting) + ticket.prefill <= self.pace

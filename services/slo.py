@@ -13,9 +13,9 @@ class SloConfig(Settings):
     """Seconds to the first token, from the request's arrival at its replica."""
     tpot_s: float | None = Field(default=None, gt=0)
     """Seconds between two tokens, mean of a request."""
-    window_s: float = Field(default=5.0, gt=0, le=300)
-    """How far back the percentiles look."""
-    headroom: float = Field(default=0.8, gt=0, le=1)
+    window_s: float = Field(default=10.0, gt=0, le=300)
+    """How far back the percentiles look, and the most users at a time, for whom seats are kept free."""
+    headroom: float = Field(default=0.75, gt=0, le=1)
     """Share of a target at which rollouts get fewer seats."""
     increase_per_s: float = Field(default=0.05, gt=0, le=10)
     """More seats a second while inside, as a share of all seats of the engine."""

@@ -5,9 +5,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-_STEPS = 256
-_FEWEST_STEPS = 3
-"""From fewer no mean is taken: one prefill among them would be all of it."""
+_STEPS = 2048
+"""Remembered: more than fill half a second on the fastest engine."""
+_EVIDENCE_S = 0.5
+"""A mean is taken over so long at least: of a few short steps one with a prefill would be all of it."""
+_FRESH_S = 1.0
+"""A step that ended longer ago says nothing of now."""
 
 
 class StepLog:
@@ -30,9 +33,18 @@ class StepLog:
             self._gaps.append((self._clock(), sum(gaps) / len(gaps)))
 
     def step_s(self, since: float) -> float | None:
-        """Mean time between two tokens of a sequence, of the steps that began and ended after `since`, by the clock."""
-        found = [gap for at, gap in self._gaps if at - gap >= since]
-        return sum(found) / len(found) if len(found) >= _FEWEST_STEPS else None
+        """Mean time between two tokens of a sequence, of the newest steps that fill half a second and began after
+        `since`, by the clock; None where there are not so many."""
+        if not self._gaps or self._gaps[-1][0] < self._clock() - _FRESH_S:
+            return None
+        total = 0.0
+        for count, (at, gap) in enumerate(reversed(self._gaps), start=1):
+            if at - gap < since:
+                return None
+            total += gap
+            if total >= _EVIDENCE_S:
+                return total / count
+        return None
 
     def log(self) -> None:
         """Nothing to write."""

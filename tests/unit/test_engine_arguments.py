@@ -38,6 +38,9 @@ def test_an_argument_that_would_override_a_setting_is_refused_naming_the_setting
 
 def test_everything_else_that_nightshift_sets_is_refused() -> None:
     sharing = SharingConfig(mode="adapter")
-    for name in engine_arguments(EngineConfig(max_num_batched_tokens=512), sharing).keys() - CHANGEABLE:
+    for name in (
+        engine_arguments(EngineConfig(max_num_batched_tokens=512, long_prefill_token_threshold=64), sharing).keys()
+        - CHANGEABLE
+    ):
         with pytest.raises(ValidationError, match="would override"):
             EngineConfig(extra={name: None})

@@ -97,6 +97,30 @@ async def test_a_user_takes_one_seat_of_the_limit_and_cuts_nobody_until_the_slac
         assert sum(t.wanted.done() for t in tickets) == 1  # 14 held, and no more than 13 beside 3 users fit
 
 
+async def test_a_seat_that_a_user_leaves_is_given_to_no_rollout_before_the_window_is_over(engine: Engine) -> None:
+    keeper = keeper_of(engine)
+    tickets = sat(keeper, TOTAL)
+    look(keeper, engine, 5)
+    with keeper.users.hold(6):
+        assert [t.wanted.done() for t in tickets].count(True) == 4  # 14 held; 10 are left, within the slack
+        for ticket in tickets[-6:]:
+            keeper.seats.leave(ticket)
+    assert keeper.seats.capacity == TOTAL - 6
+    engine.now += SLO.window_s + 0.1
+    keeper.look()
+    assert keeper.seats.capacity == TOTAL - RESERVE
+
+
+async def test_prompts_of_rollouts_are_computed_at_the_pace_that_the_slo_has_room_for(engine: Engine) -> None:
+    keeper = keeper_of(engine, prefill_tokens=200)
+    assert keeper.seats.pace == 200
+    keeper.calibrate(IdleSpeed(0.05, 0.02, 8.0, prefill_token_s=0.001))
+    assert keeper.seats.pace == 37  # a quarter of what 0.2 s leave beside 0.05 s
+    keeper.allow(ReplicaRole.ROLLOUT)
+    assert keeper.seats.pace == 200
+    assert keeper_of(engine, SloConfig(), prefill_tokens=200).seats.pace == 200
+
+
 async def test_a_breach_takes_every_seat_and_is_counted(engine: Engine) -> None:
     keeper = keeper_of(engine)
     tickets = sat(keeper, TOTAL)
@@ -176,8 +200,8 @@ async def test_rollouts_step_aside_even_where_users_may_not_take_their_seats(eng
 
     leaving = asyncio.create_task(leave())
     async with keeper.aside():
-        assert (keeper.seats.held, keeper.seats.capacity) == (0, 0)
+        assert (keeper.seats.held, keeper.seats.capacity, keeper.rollouts_aside) == (0, 0, True)
         late = keeper.seats.ask(prefill=1)
         assert not late.seated.done()
-    assert late.seated.done()
+    assert (late.seated.done(), keeper.rollouts_aside) == (True, False)
     await leaving

@@ -2,7 +2,41 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from services.step_log import StepLog
+
+NOW = 100.0
+
+
+def log_of(*gaps: float) -> StepLog:
+    """One step after the other, the last of which ends at NOW."""
+    at = NOW - sum(gaps)
+    log = StepLog(lambda: at)
+    for gap in gaps:
+        at += gap
+        log.record(None, SimpleNamespace(inter_token_latencies_iter=[gap, gap]))
+    at = NOW
+    return log
+
+
+def test_the_mean_is_of_the_newest_half_second_whatever_was_before() -> None:
+    assert log_of(0.4, 0.05, 0.2, 0.1, 0.2).step_s(0.0) == pytest.approx(0.5 / 3)
+    assert log_of(2.0).step_s(0.0) == 2.0
+
+
+def test_steps_of_less_than_half_a_second_together_say_nothing() -> None:
+    assert log_of(0.1, 0.1, 0.1).step_s(0.0) is None
+    assert log_of(0.3, 0.3).step_s(NOW - 0.55) is None
+
+
+def test_steps_of_an_engine_that_has_had_nothing_to_do_since_say_nothing() -> None:
+    now = NOW
+    log = StepLog(lambda: now)
+    log.record(None, SimpleNamespace(inter_token_latencies_iter=[0.6]))
+    assert log.step_s(0.0) == pytest.approx(0.6)
+    now = NOW + 1.1
+    assert log.step_s(0.0) is None
 
 
 def test_a_step_that_only_reads_a_part_of_a_prompt_counts_and_news_without_a_step_does_not() -> None:
