@@ -79,6 +79,8 @@ class RoleSwitch:
     parts: Mapping[str, float]
     """Seconds from the decision to the end of each part, in their order: `seen`, `drained` (of users or rollouts),
     `swapped`, `verified`, and of a reclaim `first_token` of the first user."""
+    cut_tokens: int = 0
+    """Prompt and response tokens that the samples cut for it had in the engine: computed again wherever they go on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class RecordingName:
 class RecordedGroup:
     """One scored group as the queue kept it.
 
-    >>> RecordedGroup("7f3a-0", (1763719200123, 0), request=b"NS...", group=b"NS...")
+    >>> recorded = RecordedGroup("7f3a-0", (1763719200123, 0), request=b"NS...", group=b"NS...")
     """
 
     group_id: str

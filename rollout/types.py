@@ -71,7 +71,7 @@ MIN_TEMPERATURE = 0.01
 class Sampling:
     """The allow-list of sampling settings: what stays the same distribution when a sample is cut and resumed.
 
-    >>> Sampling(temperature=1.0, max_tokens=13)
+    >>> sampling = Sampling(temperature=1.0, max_tokens=13)
     """
 
     max_tokens: int
@@ -100,7 +100,7 @@ class RewardSpec:
 class RolloutRequest:
     """One group of work: one prompt and `n` samples of it.
 
-    >>> RolloutRequest(prompt_ids=(5, 8, 9), prompt_text="ab ->", n=8, sampling=Sampling(max_tokens=13))
+    >>> request = RolloutRequest(prompt_ids=(5, 8, 9), prompt_text="ab ->", n=8, sampling=Sampling(max_tokens=13))
     """
 
     prompt_ids: tuple[int, ...]
@@ -133,7 +133,7 @@ class VersionSpan:
 class Partial:
     """What there is of one sample, finished or cut: T >= 1 response tokens, to go on from.
 
-    >>> Partial((7, 8), (-0.5, -1.5), (VersionSpan(3, 0, 2),), FinishReason.ABORT)
+    >>> partial = Partial((7, 8), (-0.5, -1.5), (VersionSpan(3, 0, 2),), FinishReason.ABORT)
     """
 
     token_ids: tuple[int, ...]

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from typing import Literal
-from zoneinfo import ZoneInfo
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
@@ -10,12 +9,14 @@ from rollout.config import ModelConfig, Name, RedisConfig, RewardsConfig, Settin
 from services.autoscaling.windows import overlapping, window
 from services.lending_config import LendingConfig
 from services.slo import SloConfig
+from services.time_zone import TimeZone
 
 _TAKEN = {
     "dtype": "engine.dtype",
     "max_model_len": "engine.max_model_len",
     "max_num_seqs": "engine.max_num_seqs",
     "max_num_batched_tokens": "engine.max_num_batched_tokens",
+    "long_prefill_token_threshold": "engine.long_prefill_token_threshold",
     "tensor_parallel_size": "engine.tensor_parallel_size",
     "enforce_eager": "engine.compile",
     "model": "model.path",
@@ -45,6 +46,9 @@ class EngineConfig(Settings):
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
     """Seats."""
     max_num_batched_tokens: int | None = Field(default=None, ge=16)
+    long_prefill_token_threshold: int | None = Field(default=None, ge=16)
+    """Prompt tokens of one request that a step computes beside other requests; without it all that fit into the step,
+    and a user who comes with the long prompt of a rollout waits for it."""
     kv_cache_gib: int = Field(default=1, ge=1, le=1024)
     """CPU only: whole GiB of KV cache."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
@@ -180,7 +184,7 @@ class RolloutBudgetConfig(Settings):
 
     windows: tuple[str, ...] = Field(min_length=1)
     """Of every day, such as "22:00-06:00"; at a window's end its replicas are given back at once."""
-    time_zone: str = "UTC"
+    time_zone: TimeZone = "UTC"
     """Of the windows and of the day of `replica_hours_per_day`, such as Europe/Berlin."""
     extra_replicas: int = Field(ge=1, le=1024)
     """The most at once, within `max_replicas`."""
@@ -193,15 +197,6 @@ class RolloutBudgetConfig(Settings):
         if pair := overlapping([window(text) for text in windows]):
             raise ValueError(f"windows {pair[0]} and {pair[1]} overlap")
         return windows
-
-    @field_validator("time_zone")
-    @classmethod
-    def _known(cls, zone: str) -> str:
-        try:
-            ZoneInfo(zone)
-        except (KeyError, ValueError, OSError):
-            raise ValueError(f"time_zone={zone!r} is not in this machine's time zone data") from None
-        return zone
 
 
 class AutoscalingConfig(Settings):
@@ -305,6 +300,12 @@ class FleetOptions(Settings):
         serving, most = self.lending.min_serving, self.autoscaling.max_replicas
         if serving >= most:
             raise ValueError(f"lending.min_serving={serving} leaves none of autoscaling.max_replicas={most} to lend")
+        if (budget := self.autoscaling.rollout_budget) is not None:
+            raise ValueError(
+                f"autoscaling.rollout_budget.extra_replicas={budget.extra_replicas} adds replicas that begin with"
+                " users, beside whom sharing.mode=lend gives rollouts no seat; put those that are to be lent into"
+                " autoscaling.min_replicas"
+            )
         return self
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import structlog
@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 
 _OUTAGE_S = 2.0
 _TRY_AGAIN_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 0.8)
-"""Waits after the refusals of replicas that are lent; longer together than a router's view of them is stale."""
+"""Waits before asking again when a replica that is lent refused; longer together than a router's view is stale."""
 _GONE = frozenset({"EngineDeadError", "ReplicaUnhealthy", "EngineBroken"})
 """Errors of a replica that mean it will not answer any more."""
 
@@ -49,8 +49,14 @@ _GONE = frozenset({"EngineDeadError", "ReplicaUnhealthy", "EngineBroken"})
 class EngineBackend:
     """The user routes' way to the engines, through Ray Serve LLM's ingress."""
 
-    def __init__(self, ingress: OpenAiIngress, model_cards: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        ingress: OpenAiIngress,
+        model_cards: Mapping[str, Any],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._ingress = ingress
+        self._sleep = sleep
         self._cards = {name: card.model_dump(mode="json") for name, card in model_cards.items()}
 
     def model_cards(self) -> Mapping[str, Mapping[str, Any]]:
@@ -64,13 +70,14 @@ class EngineBackend:
 
     async def _call(self, verb: str, kind: Any, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
         typed = _typed(kind, body)
-        for wait_s in _TRY_AGAIN_S:
+        for wait_s in (*_TRY_AGAIN_S, None):
             try:
                 return await self._answer(verb, typed, headers)
             except NotServing as refusal:
                 REFUSALS.add(refusal.replica)
-                log.info("asked_again", refusal=str(refusal))
-            await asyncio.sleep(wait_s)
+                log.info("refused", refusal=str(refusal), asked_again_in_s=wait_s)
+            if wait_s is not None:
+                await self._sleep(wait_s)
         message = "every replica that was asked has another role at the moment; try again"
         raise ApiError(503, message, code="no_replica_serves", headers={"Retry-After": "1"})
 

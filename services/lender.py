@@ -20,12 +20,14 @@ import structlog
 from rollout.board import Board, Heartbeat, ReplicaRole, ReplicaState
 from rollout.errors import NightshiftError
 from rollout.queue import RolloutQueue
+from rollout.types import Purpose
 from rollout.wishes import Wish, Wishes
 from services import lending_calendar
 from services.config import FleetConfig
 from services.forecast import Forecast
 from services.lending import Lending, Price, Situation, Terms, decide
 from services.lending_price import Meter
+from services.purposes import leasable
 
 _TICK_S = 0.5
 _QUEUES_S = 5.0
@@ -105,13 +107,17 @@ class Lender:
 
     def _situation(self, now: float, beats: Sequence[Heartbeat], price: Price, waiting: int) -> Situation:
         at, windows = datetime.fromtimestamp(now, self._zone), self._lending.calendar
-        replicas, more = len(_able(beats)), self.decision.lent + 1
-        left = (replicas - more) * self._lending.requests_per_replica
+        replicas = len(_able(beats))
+
+        def lasts_s(count: int) -> float:
+            left = (replicas - count) * self._lending.requests_per_replica
+            return min(lending_calendar.lasts_s(windows, at, count), self._forecast.below_s(now, left))
+
         return Situation(
             replicas=replicas,
             allowed=lending_calendar.allowed(windows, at),
             demand=self._forecast.demand(now, price.switch_s),
-            lasts_s=min(lending_calendar.lasts_s(windows, at, more), self._forecast.below_s(now, left)),
+            lasts_s=lasts_s,
             waiting=waiting,
         )
 
@@ -127,11 +133,24 @@ class Lender:
         )
 
     async def _groups_waiting(self, now: float) -> int:
+        """That a replica could lease once it is lent: a run that has ended stays on the board, and keeps its groups."""
         if now - self._asked_at >= _QUEUES_S:
-            runs = {self._config.run, *await self._board.runs(self._config.fleet)}
-            stats = [await self._queue(run).stats() for run in sorted(runs)]
-            self._waiting, self._asked_at = sum(sum(s.queued.values()) for s in stats), now
+            followed, waiting = await self._followed(), 0
+            for run in sorted({self._config.run, *await self._board.runs(self._config.fleet)}):
+                queued = (await self._queue(run).stats()).queued
+                waiting += sum(queued.get(purpose, 0) for purpose in self._leasable(run, followed))
+            self._waiting, self._asked_at = waiting, now
         return self._waiting
+
+    async def _followed(self) -> str | None:
+        """Run whose weights a replica has once it is lent; None for the model as loaded."""
+        run = await self._board.attached_run(self._config.fleet)
+        return None if run is None or await self._board.current(run) is None else run
+
+    def _leasable(self, run: str, followed: str | None) -> Sequence[Purpose]:
+        """What waits for a replica that an evaluation holds counts too: it may be the one that is lent."""
+        configured = [Purpose(purpose) for purpose in self._config.harvest.purposes]
+        return leasable(configured, run=run, followed=followed, pin=None, replica="", version=0)
 
     def _choose(self, beats: Sequence[Heartbeat], now: float, situation: Situation) -> None:
         lent = chosen(beats, self.lent, self.decision.lent)

@@ -6,6 +6,8 @@ users need replicas --> called back at once          users leave replicas --> le
 """
 
 import math
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 
@@ -34,7 +36,7 @@ class Price:
     switch_s: float
     """Out of service for users and for rollouts alike, both ways together."""
     spilled_tokens: float = 0.0
-    """Computed again or lost when its rollouts are cut."""
+    """Computed again, since its rollouts are cut when it goes back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,8 @@ class Situation:
     """By the calendar; None where it says nothing."""
     demand: float
     """User requests in flight to be expected within the time that a reclaim takes."""
-    lasts_s: float
-    """Until the calendar or the forecast wants one more replica back."""
+    lasts_s: Callable[[int], float]
+    """Until the calendar or the forecast wants one back of so many replicas that are lent: the more, the sooner."""
     waiting: int
     """Groups in the queues."""
 
@@ -60,7 +62,7 @@ class Lending:
     lent: int = 0
     changed_at: float = -math.inf
     room: int = 0
-    """The fewest that could have been lent at any time since `room_since`."""
+    """The fewest that it would have been worth to lend at any time since `room_since`."""
     room_since: float | None = None
 
 
@@ -68,7 +70,7 @@ def spare(situation: Situation, terms: Terms, headroom: float = 1.0) -> int:
     """Replicas that users will not need, as far as the calendar allows.
 
     >>> terms = Terms(min_serving=1, per_replica=8, headroom=1.5, lend_after_s=0, quiet_s=0, min_gain=1)
-    >>> night = Situation(replicas=4, allowed=None, demand=10, lasts_s=3600, waiting=9)
+    >>> night = Situation(replicas=4, allowed=None, demand=10, lasts_s=lambda _: 3600, waiting=9)
     >>> spare(night, terms), spare(night, terms, 2.0)
     (2, 1)
     """
@@ -77,11 +79,19 @@ def spare(situation: Situation, terms: Terms, headroom: float = 1.0) -> int:
     return free if situation.allowed is None else min(free, situation.allowed)
 
 
-def worth(situation: Situation, terms: Terms, price: Price) -> bool:
-    """Whether a replica lent now is expected to harvest `min_gain` tokens for each that its swaps cost."""
-    harvest = price.tokens_per_s * max(0.0, situation.lasts_s - price.switch_s)
+def worth(count: int, situation: Situation, terms: Terms, price: Price) -> bool:
+    """Whether the last of `count` replicas, lent now, is expected to harvest `min_gain` tokens for each that its swaps
+    cost."""
+    harvest = price.tokens_per_s * max(0.0, situation.lasts_s(count) - price.switch_s)
     cost = price.tokens_per_s * price.switch_s + price.spilled_tokens
     return situation.waiting > 0 and harvest > 0 and harvest >= terms.min_gain * cost
+
+
+def room(lent: int, situation: Situation, terms: Terms, price: Price) -> int:
+    """How many may be lent, so that users have their headroom and each one beyond `lent` is worth its swaps."""
+    more = range(lent + 1, spare(situation, terms, terms.headroom) + 1)
+    # the more are lent, the sooner the last of them goes back: behind one that is not worth it none is
+    return lent + bisect_left(more, True, key=lambda count: not worth(count, situation, terms, price))
 
 
 def decide(before: Lending, situation: Situation, terms: Terms, price: Price, now: float) -> Lending:
@@ -89,10 +99,10 @@ def decide(before: Lending, situation: Situation, terms: Terms, price: Price, no
     most = spare(situation, terms)
     if before.lent > most:
         return Lending(most, changed_at=now)
-    room = spare(situation, terms, terms.headroom)
-    if room <= before.lent or not worth(situation, terms, price):
+    worthwhile = room(before.lent, situation, terms, price)
+    if worthwhile == before.lent:
         return replace(before, room=0, room_since=None)
-    fewest = room if before.room_since is None else min(before.room, room)
+    fewest = worthwhile if before.room_since is None else min(before.room, worthwhile)
     since = now if before.room_since is None else before.room_since
     if now - since >= terms.lend_after_s and now - before.changed_at >= terms.quiet_s:
         return Lending(fewest, changed_at=now)

@@ -1,11 +1,11 @@
 """When whole replicas are lent: settings."""
 
-from zoneinfo import ZoneInfo
-
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from rollout.config import ModelConfig, Settings
-from services.lending_calendar import LendWindow, overlapping
+from services.autoscaling.windows import overlapping
+from services.lending_calendar import LendWindow
+from services.time_zone import TimeZone
 
 
 class LendingConfig(Settings):
@@ -13,7 +13,7 @@ class LendingConfig(Settings):
 
     production: ModelConfig | None = None
     """What users are served: path and name. Of the policy's architecture, tokenizer and chat template."""
-    time_zone: str = "UTC"
+    time_zone: TimeZone = "UTC"
     """Of the calendar, such as Europe/Berlin."""
     calendar: tuple[LendWindow, ...] = ()
     """Windows {days, start, end, replicas}; nothing is lent outside of them. Without any, lending knows no hours."""
@@ -46,17 +46,8 @@ class LendingConfig(Settings):
     """A lent replica that hears nothing of the gateway's decision for so long goes back to users."""
     poll_s: float = Field(default=0.05, gt=0, le=10)
 
-    @field_validator("time_zone")
-    @classmethod
-    def _known_zone(cls, name: str) -> str:
-        try:
-            ZoneInfo(name)
-        except (KeyError, ValueError, OSError) as error:
-            raise ValueError(f"{name!r} is no time zone of this machine") from error
-        return name
-
     @model_validator(mode="after")
     def _one_number_at_a_time(self) -> "LendingConfig":
-        if found := overlapping(self.calendar):
+        if found := overlapping([lent.window for lent in self.calendar]):
             raise ValueError(f"calendar: {found[0]} and {found[1]} overlap; give windows that follow each other")
         return self

@@ -29,12 +29,11 @@ class Meter:
     def price(self, beats: Sequence[Heartbeat]) -> Price:
         """Of lending one replica once."""
         rate = self._tokens / self._seconds if self._seconds >= _ENOUGH_S else self._expected.tokens_per_s
-        reclaims = sum(beat.reclaims for beat in beats)
-        spilled = sum(beat.rollout_prefilled_again + beat.rollout_lost for beat in beats)
+        spilled = _spilled(beats)
         return Price(
             tokens_per_s=rate,
             switch_s=_switch_s(beats, self._expected.switch_s),
-            spilled_tokens=spilled / reclaims if reclaims else self._expected.spilled_tokens,
+            spilled_tokens=self._expected.spilled_tokens if spilled is None else spilled,
         )
 
     def _add(self, seconds: float, tokens: int) -> None:
@@ -53,6 +52,12 @@ def _switch_s(beats: Sequence[Heartbeat], expected: float) -> float:
     out = _mean(s.parts["verified"] - s.parts.get("drained", 0) for s in switches if s.to is ReplicaRole.ROLLOUT)
     back = _mean(s.parts["verified"] for s in switches if s.to is ReplicaRole.SERVING)
     return expected if out is None or back is None else out + back
+
+
+def _spilled(beats: Sequence[Heartbeat]) -> float | None:
+    """Tokens that a reclaim cut; a rehearsal drained nobody and says nothing of it."""
+    switches = [switch for beat in beats for switch in beat.switches if "drained" in switch.parts]
+    return _mean(switch.cut_tokens for switch in switches if switch.to is ReplicaRole.SERVING)
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -68,13 +68,15 @@ class RoleLoop:
         self._changed = changed
         self._clock = clock
         self._wish: Wish | None = None
+        self._tried: float | None = None
+        """When the lending was decided that was tried last."""
         self._heard_at = clock()
         self._canaries: dict[Path, Canary] = {}
         self._harvested = False
         """Since it was lent last."""
         self.standing = Standing(since=clock())
         self.log = SwitchLog()
-        reconciler.following = False
+        reconciler.start_at_rest()
         keeper.allow(self.standing.role)
 
     @property
@@ -124,18 +126,14 @@ class RoleLoop:
             await self._reclaim()
 
     async def _look(self) -> None:
-        """At the wish; an older leader's is none."""
+        """At the wish, whatever its epoch: Redis takes the newest leader's alone, and counts anew without its data."""
         try:
             async with asyncio.timeout(self._config.wish_s):
-                wish = await self._wishes.wished(self._fleet)
+                self._wish = await self._wishes.wished(self._fleet)
         except (StoreUnavailable, TimeoutError) as error:
             _log.warning("wish_unknown", error=repr(error))
             return
-        if wish is None or self._wish is None or wish.epoch >= self._wish.epoch:
-            self._wish, self._heard_at = wish or self._none(), self._clock()
-
-    def _none(self) -> Wish:
-        return Wish(self._wish.epoch if self._wish else 0, frozenset())
+        self._heard_at = self._clock()
 
     async def _drain(self) -> None:
         if not self.lent:
@@ -171,17 +169,20 @@ class RoleLoop:
             self.log.end()
 
     async def _reclaim(self) -> None:
-        """From here on nothing is leased; what is generated is cut and stays salvaged in the queue."""
-        self._harvester.let_go(_WANTED)
-        await self._reconciler.rest()
+        """From here on nothing is leased; what is generated is cut and stays salvaged in the queue.
+
+        The limit ends what waits here and nothing in the engine's workers, see `WeightSwap.load`.
+        """
+        self.log.cut(self._harvester.let_go(_WANTED))
         try:
             async with asyncio.timeout(max(0.0, self._expires_in())):
+                await self._reconciler.rest()
                 await self._keeper.seats.wait_empty()
+                self.log.mark("drained")
+                event = Event.RESTORED if await self._load(self._production) else Event.FAILED
         except TimeoutError:
-            self._on(Event.EXPIRED)
-            return
-        self.log.mark("drained")
-        self._on(Event.RESTORED if await self._load(self._production) else Event.FAILED)
+            event = Event.EXPIRED
+        self._on(event)
 
     async def _load(self, model: Path) -> bool:
         """Whether the model is in use then. Raises EngineBroken."""
@@ -209,16 +210,21 @@ class RoleLoop:
         if self.standing.role is ReplicaRole.BROKEN:
             self._swap.give_up(f"the production model {self._production} did not come back: {event.value}")
 
+    def _decided_at(self, *, lent: bool) -> float | None:
+        """Of the newest decision about this replica, where it was this one: a replica that hears none goes back too."""
+        wish = self._wish
+        return None if wish is None or (self._replica in wish.lent) != lent else wish.decided_at.get(self._replica)
+
     def _write(self, before: ReplicaRole, event: Event) -> None:
         """Into the log of switches."""
-        wished = event in {Event.LEND, Event.RECALL} and self._wish is not None
-        decided_at = self._wish.decided_at.get(self._replica) if wished and self._wish else None
         match self.standing.role:
             case ReplicaRole.DRAINING:
                 self._harvested = False
-                self.log.begin(ReplicaRole.ROLLOUT, decided_at)
+                decided_at = self._decided_at(lent=True)
+                first, self._tried = decided_at != self._tried, decided_at
+                self.log.begin(ReplicaRole.ROLLOUT, decided_at if first else None)
             case ReplicaRole.RECLAIMING:
-                self.log.begin(ReplicaRole.SERVING, decided_at)
+                self.log.begin(ReplicaRole.SERVING, self._decided_at(lent=False) if event is Event.RECALL else None)
             case ReplicaRole.SERVING if before is ReplicaRole.RECLAIMING:
                 self.log.end()
             case ReplicaRole.SERVING:

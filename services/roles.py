@@ -61,10 +61,6 @@ class Standing:
     def takes_users(self) -> bool:
         return self.role is ReplicaRole.SERVING
 
-    @property
-    def takes_rollouts(self) -> bool:
-        return self.role is ReplicaRole.ROLLOUT
-
 
 _NEXT = {
     (ReplicaRole.SERVING, Event.LEND): ReplicaRole.DRAINING,

@@ -15,6 +15,7 @@ class _Switch:
     to: ReplicaRole
     decided_at: float
     parts: dict[str, float] = field(default_factory=dict)
+    cut_tokens: int = 0
 
 
 class SwitchLog:
@@ -31,7 +32,7 @@ class SwitchLog:
     @property
     def records(self) -> tuple[RoleSwitch, ...]:
         """The newest few that ended, newest last."""
-        return tuple(RoleSwitch(s.to, s.decided_at, dict(s.parts)) for s in self._kept)
+        return tuple(RoleSwitch(s.to, s.decided_at, dict(s.parts), s.cut_tokens) for s in self._kept)
 
     def begin(self, to: ReplicaRole, decided_at: float | None = None) -> None:
         """In the place of one that did not end; None: decided here and now."""
@@ -44,6 +45,11 @@ class SwitchLog:
         """The part of the running switch has ended."""
         if self._running is not None:
             self._running.parts[part] = self._clock() - self._running.decided_at
+
+    def cut(self, tokens: int) -> None:
+        """So many more were cut for the running switch."""
+        if self._running is not None:
+            self._running.cut_tokens += tokens
 
     def end(self, *, rehearsed: bool = False) -> None:
         """The role is reached; a rehearsal is kept and not counted."""

@@ -1,37 +1,58 @@
-"""Windows of the day, by the clock on the wall of a time zone."""
+"""Windows of the week, by the clock on the wall of a time zone.
+
+Minutes are those of the week, from Monday 00:00 on.
+"""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import combinations
+from typing import Literal
 from zoneinfo import ZoneInfo
 
+Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_DAY = 24 * 60
+_WEEK = len(DAYS) * _DAY
 _FORM = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """From minute `start` of the day up to `end`, which is on the next day when it is not the later one."""
+    """From minute `start` of a day up to `end`, which is on the next day when it is not the later one."""
 
     start: int
     end: int
+    days: tuple[Day, ...] = DAYS
+    """On which it begins."""
 
-    def __contains__(self, minute: int) -> bool:
-        if self.start < self.end:
-            return self.start <= minute < self.end
-        return minute >= self.start or minute < self.end
+    @property
+    def starts(self) -> list[int]:
+        return [DAYS.index(day) * _DAY + self.start for day in self.days]
+
+    @property
+    def ends(self) -> list[int]:
+        return [(start + self._length) % _WEEK for start in self.starts]
+
+    def __contains__(self, minute: float) -> bool:
+        return any((minute - start) % _WEEK < self._length for start in self.starts)
 
     def __str__(self) -> str:
-        return "-".join(f"{minute // 60:02}:{minute % 60:02}" for minute in (self.start, self.end))
+        hours = "-".join(f"{minute // 60:02}:{minute % 60:02}" for minute in (self.start, self.end))
+        return hours if self.days == DAYS else f"{','.join(self.days)} {hours}"
+
+    @property
+    def _length(self) -> int:
+        return (self.end - self.start) % _DAY or _DAY
 
 
 def window(text: str) -> Window:
-    """Raises ValueError.
+    """One of every day. Raises ValueError.
 
     >>> night = window("22:00-06:00")
-    >>> night, 23 * 60 in night, 6 * 60 in night, str(night)
-    (Window(start=1320, end=360), True, False, '22:00-06:00')
+    >>> night.start, night.end, 23 * 60 in night, 6 * 60 in night, str(night)
+    (1320, 360, True, False, '22:00-06:00')
     """
     if (found := _FORM.fullmatch(text)) is None:
         raise ValueError(f"{text!r} is no window of the day; expected HH:MM-HH:MM, such as 22:00-06:00")
@@ -45,7 +66,8 @@ def window(text: str) -> Window:
 def overlapping(windows: Sequence[Window]) -> tuple[Window, Window] | None:
     """The first two that share a minute."""
     for one, other in combinations(windows, 2):
-        if one.start in other or other.start in one:
+        # two of them share minutes where one begins inside the other
+        if any(start in other for start in one.starts) or any(start in one for start in other.starts):
             return one, other
     return None
 
@@ -56,5 +78,9 @@ def local(now: float, zone: str) -> datetime:
 
 
 def is_open(windows: Sequence[Window], at: datetime) -> bool:
-    minute = at.hour * 60 + at.minute
-    return any(minute in one for one in windows)
+    return any(minute_of(at) in one for one in windows)
+
+
+def minute_of(at: datetime) -> float:
+    """Of the week, by the clock of `at`."""
+    return at.weekday() * _DAY + at.hour * 60 + at.minute + at.second / 60

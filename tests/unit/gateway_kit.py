@@ -97,12 +97,13 @@ class BoardStub:
 
     replicas_alive: list[Heartbeat] = field(default_factory=list)
     known_runs: list[str] = field(default_factory=lambda: ["default"])
+    attached: str | None = "default"
 
     async def runs(self, fleet: str) -> list[str]:
         return self.known_runs
 
     async def attached_run(self, fleet: str) -> str | None:
-        return "default"
+        return self.attached
 
     async def current(self, run: str) -> CurrentVersion | None:
         return CurrentVersion(policy=MODEL, version=7, directory="/w/v7", digest="d", fencing_token=1)

@@ -7,10 +7,9 @@ from ray.exceptions import RayTaskError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from services import gateway
 from services.api_errors import ApiError
 from services.gateway import EngineBackend
-from services.role_router import REFUSALS, NotServing
+from services.role_router import REFUSALS, STALE_S, NotServing
 
 BODY = {"model": "policy", "prompt": "a b", "max_tokens": 4}
 
@@ -39,12 +38,15 @@ async def test_another_replica_is_asked_and_the_one_that_refused_is_left_out() -
     assert "replica-2" in REFUSALS
 
 
-async def test_after_a_bounded_number_of_refusals_the_user_is_told_to_come_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(gateway, "_TRY_AGAIN_S", (0.0, 0.01))
-    ingress = Ingress(99)
+async def test_a_user_is_told_to_come_back_at_once_when_views_of_roles_cannot_be_stale_any_more() -> None:
+    ingress, waits = Ingress(99), list[float]()
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
     with pytest.raises(ApiError) as refused:
-        await EngineBackend(ingress, {}).completions(BODY, {})
-    assert (refused.value.status, refused.value.code, ingress.asked) == (503, "no_replica_serves", 2)
+        await EngineBackend(ingress, {}, sleep).completions(BODY, {})
+    assert (refused.value.status, refused.value.code) == (503, "no_replica_serves")
     assert refused.value.headers["Retry-After"] == "1"
+    assert ingress.asked == len(waits) + 1
+    assert STALE_S < sum(waits) < 2 * STALE_S

@@ -10,6 +10,7 @@ from rollout.board import Heartbeat, ReplicaRole, ReplicaState, RoleSwitch
 from rollout.errors import Fenced
 from rollout.memory_queue import MemoryQueue
 from rollout.queue import QueueLimits
+from rollout.types import Purpose
 from rollout.wishes import Wish
 from services.config import FleetConfig
 from services.lender import Lender, chosen
@@ -51,7 +52,7 @@ class WishList:
 class Stand:
     """A fleet of four that lends, with work in its queue, at midnight."""
 
-    def __init__(self, **lending: Any) -> None:
+    def __init__(self, purposes: tuple[str, ...] = ("eval", "train", "collect"), **lending: Any) -> None:
         settings = {
             "lend_after_s": 10,
             "requests_per_replica": 8,
@@ -64,12 +65,15 @@ class Stand:
                 "model": {"path": "/policy"},
                 "sharing": {"mode": "lend"},
                 "lending": settings,
+                "harvest": {"purposes": purposes},
                 "autoscaling": {"max_replicas": 4},
             }
         )
         self.now, self.users = 86_400.0 * 20_000, 0
         self.board, self.wishes = BoardStub([beat(name) for name in "abcd"]), WishList()
-        self.queue = MemoryQueue("default", QueueLimits())
+        self.queues = {run: MemoryQueue(run, QueueLimits()) for run in ("default", "killed")}
+        self.board.known_runs = list(self.queues)
+        self.queue = self.queues["default"]
         self.lender = self.gateway()
 
     def gateway(self) -> Lender:
@@ -77,7 +81,7 @@ class Stand:
             self.config,
             board=self.board,  # type: ignore[arg-type]
             wishes=self.wishes,
-            queue=lambda _: self.queue,
+            queue=self.queues.__getitem__,
             in_flight=lambda: self.users,
             clock=lambda: self.now,
         )
@@ -113,6 +117,33 @@ async def test_nothing_is_lent_without_work_nor_outside_of_the_calendar() -> Non
     assert await stand.pass_time(60) == 0
     stand.now += 9 * 3600
     assert await stand.pass_time(60) == 2
+
+
+async def test_no_more_are_lent_than_the_calendar_leaves_for_long_enough() -> None:
+    soon = {"start": "00:00", "end": "00:02", "replicas": 3}
+    stand = await a_stand(calendar=[soon, {"start": "00:02", "end": "06:00", "replicas": 1}], min_gain=3, switch_s=30)
+    assert await stand.pass_time(14) == 1
+    assert await stand.pass_time(300) == 1
+
+
+async def test_nothing_is_lent_for_groups_that_no_replica_would_lease() -> None:
+    stand = Stand()
+    await stand.queues["killed"].submit([replace(a_request(), purpose=Purpose.TRAIN)])
+    assert await stand.pass_time(60) == 0
+    await stand.queues["killed"].submit([replace(a_request(), purpose=Purpose.EVAL)])
+    assert await stand.pass_time(60) == 3
+    barred = Stand(purposes=("train",))
+    await barred.queue.submit([replace(a_request(), purpose=Purpose.COLLECT)])
+    assert await barred.pass_time(60) == 0
+    await barred.queue.submit([replace(a_request(), purpose=Purpose.TRAIN)])
+    assert await barred.pass_time(60) == 3
+
+
+async def test_without_a_version_to_follow_the_model_as_loaded_works_for_every_run() -> None:
+    stand = Stand()
+    stand.board.attached = None
+    await stand.queues["killed"].submit([replace(a_request(), purpose=Purpose.TRAIN)])
+    assert await stand.pass_time(60) == 3
 
 
 async def test_who_does_not_lead_wishes_nothing_and_a_new_leader_calls_nobody_back() -> None:
@@ -164,6 +195,16 @@ def test_the_harvest_of_a_replica_is_measured_while_it_has_work() -> None:
 def test_the_price_of_the_swaps_is_measured_without_the_users_that_a_replica_waits_for() -> None:
     out = RoleSwitch(ReplicaRole.ROLLOUT, 1.0, {"seen": 0.1, "drained": 20.0, "swapped": 22.0, "verified": 23.0})
     back = RoleSwitch(ReplicaRole.SERVING, 2.0, {"seen": 0.1, "drained": 0.3, "swapped": 1.0, "verified": 2.0})
-    found = [beat("a", switches=(out, back), reclaims=2, rollout_prefilled_again=300, rollout_lost=100)]
-    assert Meter(EXPECTED).price(found) == Price(100, switch_s=5.0, spilled_tokens=200)
+    found = [beat("a", switches=(out, back))]
+    assert Meter(EXPECTED).price(found) == Price(100, switch_s=5.0)
     assert Meter(EXPECTED).price([beat("a", switches=(out,))]) == EXPECTED
+
+
+def test_the_price_of_a_reclaim_is_what_it_cut_itself_and_not_what_pushes_had_computed_again() -> None:
+    rehearsed = RoleSwitch(ReplicaRole.SERVING, 0.0, {"seen": 0.1, "verified": 1.0})
+    back = {"seen": 0.1, "drained": 0.2, "verified": 1.0}
+    cuts = [RoleSwitch(ReplicaRole.SERVING, 2.0, back, cut_tokens=tokens) for tokens in (100, 500)]
+    night = beat("a", switches=(rehearsed, *cuts), reclaims=2, rollout_prefilled_again=96_000, rollout_lost=100)
+    assert Meter(EXPECTED).price([night]).spilled_tokens == 300
+    unlent = beat("b", switches=(rehearsed,), rollout_prefilled_again=96_000)
+    assert Meter(EXPECTED).price([unlent]).spilled_tokens == EXPECTED.spilled_tokens

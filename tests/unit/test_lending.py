@@ -1,17 +1,25 @@
 """How many replicas are lent: never what users need, at once less, never to and fro."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.lending import Lending, Price, Situation, Terms, decide, spare, worth
+from services.lending import Lending, Price, Situation, Terms, decide, room, spare, worth
 
 TERMS = Terms(min_serving=1, per_replica=8, headroom=1.25, lend_after_s=30, quiet_s=120, min_gain=3)
 PRICE = Price(tokens_per_s=500, switch_s=5, spilled_tokens=1000)
-NIGHT = Situation(replicas=6, allowed=None, demand=4, lasts_s=math.inf, waiting=100)
+
+
+def until(*seconds: float) -> Callable[[int], float]:
+    """When the first, the second ... replica is wanted back that is lent; further ones with the last of these."""
+    return lambda count: seconds[min(count, len(seconds)) - 1]
+
+
+NIGHT = Situation(replicas=6, allowed=None, demand=4, lasts_s=until(math.inf), waiting=100)
 
 terms = st.builds(
     Terms,
@@ -22,12 +30,15 @@ terms = st.builds(
     quiet_s=st.floats(0, 600),
     min_gain=st.floats(0, 10),
 )
+ends = st.lists(st.floats(0, 86_400) | st.just(math.inf), min_size=1, max_size=64).map(
+    lambda found: tuple(sorted(found, reverse=True))
+)
 situations = st.builds(
     Situation,
     replicas=st.integers(0, 64),
     allowed=st.none() | st.integers(0, 64),
     demand=st.floats(0, 500),
-    lasts_s=st.floats(0, 86_400) | st.just(math.inf),
+    lasts_s=ends.map(lambda seconds: until(*seconds)),
     waiting=st.integers(0, 3),
 )
 prices = st.builds(Price, tokens_per_s=st.floats(0, 1e5), switch_s=st.floats(0, 600), spilled_tokens=st.floats(0, 1e6))
@@ -84,10 +95,22 @@ def test_more_load_fewer_replicas_and_less_room_lend_fewer(
     assert at_most <= spare(situation, terms)
 
 
-@given(situations, terms, prices, st.floats(0, 3600))
-def test_lending_for_longer_is_worth_no_less(situation: Situation, terms: Terms, price: Price, longer: float) -> None:
-    if worth(situation, terms, price):
-        assert worth(replace(situation, lasts_s=situation.lasts_s + longer), terms, price)
+@given(situations, terms, prices, st.floats(0, 86_400), st.floats(0, 3600))
+def test_lending_for_longer_is_worth_no_less(
+    situation: Situation, terms: Terms, price: Price, seconds: float, longer: float
+) -> None:
+    if worth(1, replace(situation, lasts_s=until(seconds)), terms, price):
+        assert worth(1, replace(situation, lasts_s=until(seconds + longer)), terms, price)
+
+
+@given(st.integers(0, 8), situations, terms, prices)
+def test_as_many_are_lent_as_are_each_worth_their_swaps(
+    lent: int, situation: Situation, terms: Terms, price: Price
+) -> None:
+    most, free = room(lent, situation, terms, price), spare(situation, terms, terms.headroom)
+    assert all(worth(count, situation, terms, price) for count in range(lent + 1, most + 1))
+    assert most >= free or not worth(most + 1, situation, terms, price)
+    assert lent <= most <= max(lent, free)
 
 
 def test_a_quiet_night_lends_what_the_headroom_leaves_after_its_time_and_not_before() -> None:
@@ -109,8 +132,13 @@ def test_a_rise_calls_back_what_it_needs_and_its_end_lends_again_after_the_quiet
     assert lent[5:] == [2] * 11 + [5] * 3
 
 
+def test_replicas_that_are_wanted_back_too_soon_are_not_lent_beside_one_that_stays() -> None:
+    closing = replace(NIGHT, lasts_s=until(3600.0, 25.0))
+    assert [lent for _, lent, _ in decisions([(10.0, closing)] * 5, TERMS, PRICE)] == [0, 0, 0, 1, 1]
+
+
 @pytest.mark.parametrize(
-    "situation", [replace(NIGHT, waiting=0), replace(NIGHT, lasts_s=25.0)], ids=["no work", "too short"]
+    "situation", [replace(NIGHT, waiting=0), replace(NIGHT, lasts_s=until(25.0))], ids=["no work", "too short"]
 )
 def test_what_is_not_worth_the_swaps_is_not_lent_and_what_is_lent_stays(situation: Situation) -> None:
     assert [lent for _, lent, _ in decisions([(60.0, situation)] * 5, TERMS, PRICE)] == [0] * 5

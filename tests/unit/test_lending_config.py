@@ -45,7 +45,7 @@ def test_users_are_served_the_production_model_where_replicas_are_lent_and_else_
     [
         ({"production": None}, ["sharing.mode=lend", "lending.production.path"]),
         ({"min_serving": 2}, ["lending.min_serving=2", "autoscaling.max_replicas=2"]),
-        ({"time_zone": "Mars/Olympus"}, ["Mars/Olympus"]),
+        ({"time_zone": "Mars/Olympus"}, ["time_zone='Mars/Olympus'"]),
         (
             {
                 "calendar": [
@@ -62,6 +62,16 @@ def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any]
     with pytest.raises(ConfigError) as refused:
         validated(lends(**changes))
     assert all(part in str(refused.value) for part in said)
+
+
+def test_replicas_that_rollouts_would_add_are_refused_where_they_have_no_seat_beside_users() -> None:
+    budget = {"windows": ["22:00-06:00"], "extra_replicas": 1}
+    scaled = {**lends(), "autoscaling": {"max_replicas": 2, "rollout_budget": budget}}
+    with pytest.raises(ConfigError) as refused:
+        validated(scaled)
+    said = ("sharing.mode=lend", "autoscaling.rollout_budget.extra_replicas=1")
+    assert all(part in str(refused.value) for part in said)
+    assert FleetConfig.model_validate({**scaled, "sharing": {"mode": "live"}}).autoscaling.rollout_budget is not None
 
 
 def test_models_that_differ_in_what_does_not_matter_are_twins(tmp_path: Path) -> None:
@@ -112,4 +122,4 @@ replicas = 3
     )
     config = load([file]).fleet_config()
     assert config.served.path == Path.cwd() / "production"
-    assert [str(window) for window in config.lending.calendar] == ["mon,tue 22:00-06:00"]
+    assert [str(lent.window) for lent in config.lending.calendar] == ["mon,tue 22:00-06:00"]

@@ -1,6 +1,7 @@
 """A replica follows the wish with an engine that computes what was loaded last."""
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,8 @@ class Engine:
     holds: Path = PRODUCTION
     damaged: set[Path] = field(default_factory=set)
     loads: list[Path] = field(default_factory=list)
+    stuck: asyncio.Event | None = None
+    """Loads wait for it."""
     step_log: StepLog = field(default_factory=StepLog)
 
     def users(self) -> Mapping[str, RequestTimes]:
@@ -53,6 +56,8 @@ class Engine:
     async def set_version(self, version: int) -> None: ...
 
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
+        if self.stuck is not None:
+            await self.stuck.wait()
         self.holds = directory
         self.loads.append(directory)
 
@@ -172,8 +177,8 @@ class Stand:
     def role(self) -> ReplicaRole:
         return self.loop.standing.role
 
-    async def step(self, *lent: str, epoch: int = 1) -> ReplicaRole:
-        self.wishes.now = Wish(epoch, frozenset(lent))
+    async def step(self, *lent: str, epoch: int = 1, decided_at: float | None = None) -> ReplicaRole:
+        self.wishes.now = Wish(epoch, frozenset(lent), {} if decided_at is None else {"r": decided_at})
         await self.loop._look()
         await self.loop.step()
         await self.reconciler.step()
@@ -210,6 +215,12 @@ async def test_the_whole_way_round_with_the_right_weights(tmp_path: Path) -> Non
     ]
 
 
+async def test_a_replica_that_was_never_lent_waits_for_no_version(tmp_path: Path) -> None:
+    stand = await ready(tmp_path)
+    await stand.reconciler.step()
+    assert (stand.reconciler.following, stand.reconciler.fit, stand.reconciler.detail) == (False, True, "")
+
+
 async def test_a_wish_for_others_changes_nothing(tmp_path: Path) -> None:
     stand = await ready(tmp_path)
     assert await stand.step("other") is ReplicaRole.SERVING
@@ -226,11 +237,10 @@ async def test_a_replica_waits_for_its_users_and_takes_them_again_when_it_is_not
     assert stand.engine.loads == [POLICY, PRODUCTION]
 
 
-async def test_an_older_leaders_wish_is_none(tmp_path: Path) -> None:
+async def test_a_leader_of_a_server_that_lost_its_data_is_followed(tmp_path: Path) -> None:
     stand = await ready(tmp_path)
     await stand.step(epoch=5)
-    assert await stand.step("r", epoch=4) is ReplicaRole.SERVING
-    assert await stand.step("r", epoch=6) is ReplicaRole.DRAINING
+    assert await stand.step("r", epoch=1) is ReplicaRole.DRAINING
 
 
 async def test_users_get_the_replica_when_the_wish_is_not_heard_for_too_long(tmp_path: Path) -> None:
@@ -241,6 +251,38 @@ async def test_users_get_the_replica_when_the_wish_is_not_heard_for_too_long(tmp
     stand.now += 2
     assert await stand.step("r") is ReplicaRole.SERVING
     assert stand.engine.holds == PRODUCTION
+
+
+def switches(stand: Stand, to: ReplicaRole) -> list[float]:
+    """Seconds from the decision to its end, of those that are no rehearsal."""
+    return [s.parts["verified"] for s in stand.loop.log.records if s.to is to and "drained" in s.parts]
+
+
+async def test_a_reclaim_counts_from_its_own_decision(tmp_path: Path) -> None:
+    stand, now = await ready(tmp_path), time.time()
+    for _ in range(3):
+        await stand.step("r", decided_at=now - 3600)
+    assert await stand.step(decided_at=now - 60) is ReplicaRole.SERVING
+    (out,), (back,) = (switches(stand, to) for to in (ReplicaRole.ROLLOUT, ReplicaRole.SERVING))
+    assert (round(out, -1), round(back, -1)) == (3600, 60)
+
+
+async def test_a_replica_that_hears_no_decision_does_not_count_its_way_back_from_the_one_that_lent_it(
+    tmp_path: Path,
+) -> None:
+    stand, decided_at = await ready(tmp_path, wish_s=10), time.time() - 3600
+    for _ in range(3):
+        await stand.step("r", decided_at=decided_at)
+    stand.wishes.away = True
+    stand.now += 11
+    assert await stand.step("r", decided_at=decided_at) is ReplicaRole.SERVING
+    (back,) = switches(stand, ReplicaRole.SERVING)
+    assert back < 60
+    stand.wishes.away = False
+    for _ in range(3):
+        await stand.step("r", decided_at=decided_at)
+    _, again = switches(stand, ReplicaRole.ROLLOUT)
+    assert again < 60
 
 
 async def test_a_policy_that_is_not_what_it_was_is_not_harvested_with(tmp_path: Path) -> None:
@@ -280,6 +322,19 @@ async def test_a_sample_that_never_ends_does_not_keep_the_replica_for_ever(tmp_p
     stand.seats.ask(prefill=1)
     with pytest.raises(EngineBroken, match="expired"):
         await stand.step()
+
+
+async def test_a_production_model_that_loads_for_too_long_is_not_waited_for_and_its_load_is_not_cut(
+    tmp_path: Path,
+) -> None:
+    stand = await lent(tmp_path, reclaim_s=0.05)
+    stand.engine.stuck = asyncio.Event()
+    with pytest.raises(EngineBroken, match="expired"):
+        await stand.step()
+    assert (stand.role, stand.engine.holds) == (ReplicaRole.BROKEN, POLICY)
+    stand.engine.stuck.set()
+    await asyncio.sleep(0.01)
+    assert stand.engine.holds == PRODUCTION
 
 
 async def test_an_engine_that_the_way_back_does_not_lead_back_takes_no_users(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.serve._private.common import RequestMetadata
+from ray.serve.request_router import PendingRequest
 
 from rollout.board import ReplicaRole
 from services.role_router import REFUSALS, ROLE, STALE_S, NotServing, Refusals, RoleRouter, eligible
@@ -28,9 +30,9 @@ def candidates(**known: str | None) -> list[Candidate]:
     return [Candidate(Id(name), {} if role is None else {ROLE: role}) for name, role in known.items()]
 
 
-async def choose(found: list[Candidate]) -> list[list[str]]:
+async def choose(found: list[Candidate], request: PendingRequest | None = None) -> list[list[str]]:
     router = RoleRouter.__new__(RoleRouter)  # Serve's own state is not needed to choose
-    ranks = await router.choose_replicas(found)
+    ranks = await router.choose_replicas(found, request)
     return [[replica.replica_id.unique_id for replica in rank] for rank in ranks]
 
 
@@ -54,6 +56,12 @@ async def test_two_of_those_that_serve_are_candidates() -> None:
     assert set(ranks[0]) <= {"a", "c", "e"}
     assert await choose(candidates(b="rollout", d="serving")) == [["d"]]
     assert await choose([]) == []
+
+
+async def test_serve_pauses_before_it_asks_again_for_a_request_that_no_replica_took() -> None:
+    request = PendingRequest(args=[], kwargs={}, metadata=RequestMetadata(request_id="r", internal_request_id="r"))
+    assert await choose(candidates(a="serving"), request) == [["a"]]
+    assert request.routing_context.should_backoff
 
 
 async def test_who_refused_is_left_out_until_its_role_is_known() -> None:

@@ -37,12 +37,11 @@ def test_rollouts_begin_only_when_the_last_user_is_gone_and_users_only_when_thei
 ) -> None:
     before = Standing()
     for event, now in told(steps):
-        if now.takes_rollouts and not before.takes_rollouts:
+        if now.role is ReplicaRole.ROLLOUT and before.role is not ReplicaRole.ROLLOUT:
             assert (before.role, event) == (ReplicaRole.DRAINING, Event.DRAINED)
         if now.takes_users and before.role is ReplicaRole.RECLAIMING:
             assert event is Event.RESTORED
-        assert not (now.takes_users and before.takes_rollouts)
-        assert not (now.takes_users and now.takes_rollouts)
+        assert not (now.takes_users and before.role is ReplicaRole.ROLLOUT)
         before = now
 
 

@@ -27,13 +27,25 @@ def test_parts_are_counted_from_the_decision_and_the_first_user_ends_a_reclaim()
     assert (log.ended[ReplicaRole.SERVING], log.ended[ReplicaRole.ROLLOUT]) == (1, 0)
 
 
+def test_what_is_cut_for_a_switch_is_counted_over_its_tries() -> None:
+    log = SwitchLog(Clock())
+    log.cut(5)
+    log.begin(ReplicaRole.SERVING)
+    log.cut(7)
+    log.cut(4)
+    log.end()
+    log.begin(ReplicaRole.ROLLOUT)
+    log.end()
+    assert [record.cut_tokens for record in log.records] == [11, 0]
+
+
 def test_what_does_not_end_leaves_nothing_and_a_rehearsal_is_not_counted() -> None:
     log = SwitchLog(Clock())
     log.begin(ReplicaRole.ROLLOUT)
     log.drop()
     log.end()
     log.mark("verified")
-    assert log.records == ()
+    assert not log.records
     log.begin(ReplicaRole.SERVING)
     log.end(rehearsed=True)
     log.first_token()
