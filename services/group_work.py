@@ -78,6 +78,11 @@ class GroupWork:
         return sum(run.in_flight for run in self._runs)
 
     @property
+    def computed(self) -> int:
+        """Tokens, of prompts too, of its requests in the engine, with what they went on from."""
+        return sum(run.computed for run in self._runs)
+
+    @property
     def unsaved(self) -> int:
         """Tokens that the queue does not keep."""
         return sum(run.unsaved for run in self._runs)

@@ -7,11 +7,10 @@ lease a group -> GroupWork (seats, samples, rewards) -> complete
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 import structlog
 
@@ -21,6 +20,7 @@ from rollout.salvage import Chunk, without
 from rollout.types import Partial, Purpose, RolloutRequest
 from services.config import HarvestConfig
 from services.group_work import GroupWork, Parted, Scorer
+from services.harvest_fleet import Fleet
 from services.sample_run import EngineGone, Generator, Tally
 from services.seats import Seats
 
@@ -40,32 +40,6 @@ _NO_SEAT = "users need the seats of the replica"
 _log = structlog.get_logger(__name__)
 
 
-class Fleet(Protocol):
-    """What the harvester asks before it leases and before it hands in."""
-
-    def queues(self) -> Sequence[RolloutQueue]:
-        """Of the runs that this replica works for."""
-        ...
-
-    def purposes(self, run: str) -> Sequence[Purpose]:
-        """That may be leased now; empty when the replica's weights are not verified or too old."""
-        ...
-
-    @property
-    def version(self) -> int:
-        """Of the weights in use."""
-        ...
-
-    @property
-    def pinned(self) -> int | None:
-        """The version that the replica is held at for an evaluation."""
-        ...
-
-    async def settled(self) -> None:
-        """Returns when no check of new weights is running; one that fails calls `give_up`."""
-        ...
-
-
 @dataclass(slots=True)
 class _Held:
     queue: RolloutQueue
@@ -76,8 +50,8 @@ class _Held:
     """Why it is being given back."""
     untrusted: set[int] = field(default_factory=set)
     """Versions of which no token is salvaged."""
-    idle_since: float | None = None
-    """When it was first seen without a seat, monotonic."""
+    waited_s: float = 0.0
+    """In which it was seen to have no seat because users need them."""
     quiet_until: float = 0.0
     """No salvage before, monotonic: the queue refused the last one."""
 
@@ -86,14 +60,24 @@ class Harvester:
     """Leases while seats are free, one group at a time; `run` returns only when cancelled."""
 
     def __init__(
-        self, *, replica: str, config: HarvestConfig, seats: Seats, engine: Generator, rewards: Scorer, fleet: Fleet
+        self,
+        *,
+        replica: str,
+        config: HarvestConfig,
+        seats: Seats,
+        engine: Generator,
+        rewards: Scorer,
+        fleet: Fleet,
+        aside: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`aside` says whether rollouts left all seats for new weights, and get them back."""
         self._replica = replica
         self._config = config
         self._seats = seats
         self._engine = engine
         self._rewards = rewards
         self._fleet = fleet
+        self._aside = aside
         self._held: dict[tuple[str, str], _Held] = {}
         self._ended = asyncio.Event()
         self._turn = 0
@@ -120,10 +104,12 @@ class Harvester:
             held.untrusted.add(version)
             self._part(held, reason)
 
-    def let_go(self, reason: str) -> None:
-        """End what is being generated and give its leases back, with all tokens; what is being scored goes on."""
+    def let_go(self, reason: str) -> int:
+        """End what is being generated and give its leases back, with all tokens; what is being scored goes on. Returns
+        how many tokens, of prompts too, are to be computed again where they go on."""
         for held in filter(lambda held: held.work.unfinished, self._held.values()):
             self._part(held, reason)
+        return sum(held.work.computed for held in self._held.values())
 
     async def _lease_forever(self) -> None:
         while True:
@@ -272,13 +258,13 @@ class Harvester:
 
     def _mind_waiting(self, held: _Held) -> None:
         """A group that has had no seat for a while may find one on another replica."""
-        now = time.monotonic()
         if not held.work.waits or self._seats.held < self._seats.capacity:  # or it waits for others' prefill alone
-            held.idle_since = None
-        elif held.idle_since is None:
-            held.idle_since = now
-        elif now - held.idle_since > self._config.give_back_s:
-            self._part(held, _NO_SEAT)
+            held.waited_s = 0.0
+        elif not self._aside():
+            # a look counts for no more than `_LOOK_S`: the one before may have been long ago, before new weights
+            held.waited_s += _LOOK_S
+            if held.waited_s > self._config.give_back_s:
+                self._part(held, _NO_SEAT)
 
     async def _give_back(self, held: _Held) -> None:
         """With what there is of its samples."""
@@ -327,9 +313,7 @@ class Harvester:
         asked = {k: h for k, h in self._held.items() if h.queue is queue}
         renewed = await queue.renew(self._replica, [h.lease for h in asked.values()], lease_s=self._config.lease_s)
         kept = {lease.group_id: lease for lease in renewed}
-        for key, held in asked.items():
-            if self._held.get(key) is not held:
-                continue
+        for held in [h for k, h in asked.items() if self._held.get(k) is h]:
             if lease := kept.get(held.lease.group_id):
                 held.lease = replace(held.lease, deadline_ms=lease.deadline_ms)
             else:

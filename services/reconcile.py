@@ -18,6 +18,7 @@ from rollout.board import AppliedPush, Board, CurrentVersion, Invitation, Member
 from rollout.errors import NightshiftError, StoreUnavailable, WeightsError
 from rollout.weights import MANIFEST, WeightManifest, read_manifest, verify_buckets
 from services import collective
+from services.background import in_background
 from services.collective import InReplica, Receiver
 from services.config import PushConfig
 from services.staging import Staging
@@ -118,6 +119,10 @@ class Reconciler:
         run = await self._board.attached_run(self._fleet)
         return run is not None and await self._board.current(run) is not None
 
+    def start_at_rest(self) -> None:
+        """Follow nothing from the beginning: the engine holds other weights than the run's."""
+        self.following, self.detail = False, ""
+
     async def rest(self) -> None:
         """Follow nothing, because other weights are to come into the engine; returns when no swap is running."""
         self.following = False
@@ -180,7 +185,7 @@ class Reconciler:
         elif self._newest_token(run, self._target.fencing_token) and self._tries_left(
             run, self._target.version, self._target.digest
         ):
-            await self._deliver(await asyncio.to_thread(self._read_artefact, run, self._target))
+            await self._deliver(await in_background(self._read_artefact, run, self._target))
 
     async def _look_for_pin(self, run: str) -> None:
         """One of another run, or of an older writer, holds nobody."""
@@ -247,7 +252,7 @@ class Reconciler:
         elif leader := membership.followers.get(self._replica):
             directory = self._staging.of(leader, invitation.version, invitation.epoch)
             await self._await_copy(directory, invitation)
-            await asyncio.to_thread(verify_buckets, directory, manifest)
+            await in_background(verify_buckets, directory, manifest)
         else:
             return None
         receive_s = time.monotonic() - started

@@ -95,6 +95,7 @@ class Replica:
             engine=self._swap if isinstance(self._swap, RolloutAdapters) else engine,
             rewards=self._rewards,
             fleet=self,
+            aside=lambda: self.keeper.rollouts_aside,
         )
         self.reconciler = Reconciler(
             fleet=config.fleet,
@@ -187,7 +188,7 @@ class Replica:
 
     @property
     def takes_users(self) -> bool:
-        return self.role in {None, ReplicaRole.SERVING}
+        return self.roles is None or self.roles.standing.takes_users
 
     # what the harvester asks
 

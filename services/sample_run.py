@@ -135,6 +135,11 @@ class SampleRun:
         return self._generation.size if self._generation else 0
 
     @property
+    def computed(self) -> int:
+        """Tokens, of the prompt too, that another engine would compute again; 0 while this one does not work on it."""
+        return self._size() + self.in_flight if self.seated else 0
+
+    @property
     def unsaved(self) -> int:
         """Tokens that it has and the queue does not."""
         return max(0, tokens(self.kept) + self.in_flight - self._saved)

@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -34,6 +34,8 @@ class FakeTrainer:
     token: int
     model: Path
     weights: Path
+    send_in: Callable[..., Awaitable[None]] = asyncio.to_thread
+    """Runs what broadcasts."""
 
     async def publish(
         self, *, noise: float = 0.05, canary_shift: float = 0.0, token: int | None = None
@@ -70,7 +72,7 @@ class FakeTrainer:
             await asyncio.sleep(0.01)
         await self.board.freeze(self.fleet, self.token, membership(epoch, acks))
         ranks = membership(epoch, acks).ranks
-        await asyncio.to_thread(self._broadcast, store, epoch, len(ranks) + 1, manifest, spoil)
+        await self.send_in(self._broadcast, store, epoch, len(ranks) + 1, manifest, spoil)
 
     async def beat_where(self, wanted: Callable[[Heartbeat], bool], *, timeout_s: float = 60.0) -> Heartbeat:
         """The first heartbeat that satisfies `wanted`."""

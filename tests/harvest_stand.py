@@ -183,6 +183,7 @@ class Stand:
             Fleet(self.queue),
             Seats(capacity, pace=pace),
         )
+        self.aside = False
         self.harvester = Harvester(
             replica="r",
             config=HarvestConfig(poll_s=0.002, lease_s=lease_s, give_back_s=give_back_s, salvage_tokens=16),
@@ -190,6 +191,7 @@ class Stand:
             engine=self.engine,
             rewards=self.rewards,
             fleet=self.fleet,
+            aside=lambda: self.aside,
         )
 
     @asynccontextmanager

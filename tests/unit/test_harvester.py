@@ -61,7 +61,7 @@ async def test_what_is_let_go_keeps_its_tokens_and_what_is_being_scored_goes_on(
             while len(stand.engine.running) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
         stand.fleet.allowed = ()
-        stand.harvester.let_go("users need the replica")
+        assert stand.harvester.let_go("users need the replica") == 2 * (2 + 5)
         async with asyncio.timeout(5):
             await stand.seats.wait_empty()
         await stand.queued()

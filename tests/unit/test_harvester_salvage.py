@@ -130,6 +130,44 @@ async def test_a_group_without_a_seat_is_left_to_other_replicas() -> None:
     assert left_behind(stand, submission.group_ids[0]) == [3, 3]
 
 
+async def test_a_group_keeps_its_replica_however_long_new_weights_take_to_come_in() -> None:
+    stand = Stand(capacity=2, give_back_s=0.15)
+    stand.engine.open.clear()
+    stand.engine.written = 3
+    submission = await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20))])
+    async with stand.running():
+        while len(stand.engine.running) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        stand.aside = True
+        stand.seats.resize(0, most=0)
+        await asyncio.sleep(0.5)
+        assert stand.seats.waiting == 2
+        stand.aside = False
+        stand.seats.resize(2, most=2)
+        stand.engine.open.set()
+        await stand.until(submission.group_ids[0], GroupState.DELIVERED)
+        (status,) = await stand.queue.status(submission.group_ids)
+    assert status is not None
+    assert status.attempt == 1
+
+
+async def test_looks_that_new_weights_held_up_are_no_time_without_a_seat() -> None:
+    stand = Stand(capacity=1, give_back_s=0.35)
+    stand.engine.open.clear()
+    stand.engine.written = 40
+    await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=60))])
+    async with stand.running():
+        await stand.engine.started.wait()
+        stand.fleet.checked.clear()
+        stand.aside = True
+        stand.seats.resize(0, most=0)
+        await asyncio.sleep(0.6)
+        stand.aside = False
+        stand.fleet.checked.set()
+        await asyncio.sleep(0.15)
+        assert stand.seats.waiting == 2
+
+
 async def test_a_group_that_waits_for_the_prefill_of_others_stays() -> None:
     stand = Stand(capacity=4, give_back_s=0.1, pace=1)
     stand.engine.open.clear()
