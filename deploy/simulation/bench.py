@@ -19,6 +19,8 @@ from services.slo import SloConfig
 
 USER_PROMPT, USER_TOKENS = 64, 64
 """Of each user of the bench."""
+_ENGINE = {"long_prefill_token_threshold": 64}
+"""As the bench's fleet has it."""
 _WARM_S = 10.0
 _PARTS = 24
 
@@ -157,7 +159,7 @@ def predict(bench: Bench, cell: Cell, model: EngineModel, *, seconds: float, see
 def scene_of(bench: Bench, cell: Cell, model: EngineModel) -> Scene:
     """The fleet as the bench has it in this arm."""
     harvest, guarded = _arm(cell)
-    options: dict[str, Any] = {"engine": {"max_num_seqs": bench.plan.seats}, "harvest": harvest}
+    options: dict[str, Any] = {"engine": _ENGINE | {"max_num_seqs": bench.plan.seats}, "harvest": harvest}
     if guarded:
         options["slo"] = {"ttft_s": bench.slo.ttft_s, "tpot_s": bench.slo.tpot_s}
     return Scene(

@@ -33,9 +33,12 @@ class _Step:
 class Engine:
     """Runs steps as long as there is work; the caller says when each ends."""
 
-    def __init__(self, model: EngineModel, *, most_tokens: int, seed: int) -> None:
+    def __init__(self, model: EngineModel, *, most_tokens: int, most_of_one: int = 0, seed: int) -> None:
+        """`most_tokens` of one step; `most_of_one` prompt tokens of a sequence in it, 0 for no bound, as vLLM's
+        `long_prefill_token_threshold`."""
         self._model = model
         self._most_tokens = most_tokens
+        self._most_of_one = most_of_one
         self._source = random.Random(seed)
         self._slowness, self._drifts_at = 1.0, 0.0
         self._step: _Step | None = None
@@ -76,9 +79,10 @@ class Engine:
     def _prefill(self) -> dict[Sequence, int]:
         """Users' prompts first, within the tokens of one step."""
         budget = self._most_tokens - sum(1 for sequence in self.running if not sequence.fresh)
+        longest = self._most_of_one if self._most_of_one and len(self.running) > 1 else budget
         parts: dict[Sequence, int] = {}
         for sequence in sorted((s for s in self.running if s.fresh), key=lambda s: not s.user):
-            parts[sequence] = min(sequence.fresh, max(0, budget))
+            parts[sequence] = min(sequence.fresh, longest, max(0, budget))
             budget -= parts[sequence]
         return parts
 

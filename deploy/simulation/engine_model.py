@@ -55,7 +55,7 @@ class EngineModel(Settings):
     """Standard deviation of the logarithm of the engine's slowness, which changes every `drift_s`."""
     drift_s: float = Field(default=2.0, gt=0)
     pause_s: float = Field(default=0.03, ge=0)
-    """Generation stands still for so long at each push; what runs is prefilled again, since its cache is dropped."""
+    """Generation stands still for so long at each push; rollouts are prefilled again after it."""
     start_s: float = Field(default=60.0, ge=0)
     """Until a new replica serves."""
     work: WorkShape = WorkShape()
@@ -92,7 +92,8 @@ class EngineModel(Settings):
         first, token = self.step_s(1, _PROBE_PROMPT), self.step_s(1)
         alone_s = first + (_PROBE_TOKENS - 1) * token
         together_s = self.step_s(1, seats * _PROBE_PROMPT) + (_PROBE_TOKENS - 1) * self.step_s(seats)
-        return IdleSpeed(first, token, min(float(seats), max(1.0, seats * alone_s / together_s)))
+        capacity = min(float(seats), max(1.0, seats * alone_s / together_s))
+        return IdleSpeed(first, token, capacity, self.prefill_token_s)
 
 
 def read_engine(path: Path) -> EngineModel:

@@ -105,7 +105,10 @@ class Replica:
         self._clock = clock
         self._answered = answered
         self.engine = Engine(
-            model, most_tokens=options.engine.max_num_batched_tokens or model.batched_tokens, seed=seed
+            model,
+            most_tokens=options.engine.max_num_batched_tokens or model.batched_tokens,
+            most_of_one=options.engine.long_prefill_token_threshold or 0,
+            seed=seed,
         )
         self._total = options.engine.max_num_seqs
         self._eyes = _Eyes(StepLog(clock))
@@ -213,21 +216,19 @@ class Replica:
 
     def _load(self) -> None:
         self._wants_push = False
+        self._step_aside()
         self._pushes += 1
         self._still_until = self._clock() + self._pause_s
-        self._forget()
         if not self._pause_s:
             self._go_on()
 
-    def _forget(self) -> None:
-        """The cache is dropped: what runs is prefilled again, a group's prompt once."""
-        for sequence in self._users:
-            sequence.fresh = sequence.size
-        for held in self._held:
-            for sitting in held.sittings:
-                if sitting.sequence is not None:
-                    sitting.sequence.fresh = self._fresh(held, sitting)
-                    held.cached_at = self._pushes
+    def _step_aside(self) -> None:
+        """Samples give their seats up, to be prefilled with the new weights; users' requests keep what was computed."""
+        sitting = [sitting for held in self._held for sitting in held.sittings if sitting.sequence is not None]
+        for one in reversed(sitting):  # who was seated first stands first in the line again
+            self._leave(one)
+        for one in reversed(sitting):
+            one.ticket = self._ticket(one.rollout, one.ticket)
 
     def _fresh(self, held: _Held, sitting: _Sitting) -> int:
         """Tokens of a sample that the prefix cache does not have."""
@@ -242,8 +243,11 @@ class Replica:
             held.sittings = [self._ask(rollout) for rollout in task.samples if rollout.left]
             self._held.append(held)
 
-    def _ask(self, rollout: Rollout, again: Ticket | None = None) -> _Sitting:
-        return _Sitting(rollout, self.keeper.seats.ask(prefill=rollout.group.prompt + rollout.kept, again=again))
+    def _ask(self, rollout: Rollout) -> _Sitting:
+        return _Sitting(rollout, self._ticket(rollout))
+
+    def _ticket(self, rollout: Rollout, again: Ticket | None = None) -> Ticket:
+        return self.keeper.seats.ask(prefill=rollout.group.prompt + rollout.kept, again=again)
 
     def _sit(self) -> None:
         for held in self._held:
@@ -267,8 +271,7 @@ class Replica:
             for sitting in held.sittings:
                 if sitting.ticket.wanted.done():
                     self._leave(sitting)
-                    again = self._ask(sitting.rollout, sitting.ticket)
-                    sitting.ticket = again.ticket
+                    sitting.ticket = self._ticket(sitting.rollout, sitting.ticket)
 
     def _leave(self, sitting: _Sitting) -> None:
         if sitting.sequence is not None:
@@ -322,7 +325,10 @@ class Replica:
 
     def _mind_waiting(self, held: _Held) -> None:
         """A group that has had no seat for a while may find one on another replica."""
-        if any(sitting.sequence is not None for sitting in held.sittings):
+        seats = self.keeper.seats
+        if self._pause_ends is not None:  # all stepped aside for new weights
+            return
+        if any(sitting.sequence is not None for sitting in held.sittings) or seats.held < seats.capacity:
             held.idle_since = None
         elif held.idle_since is None:
             held.idle_since = self._clock()

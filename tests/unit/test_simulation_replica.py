@@ -109,6 +109,45 @@ def test_a_user_who_finds_every_seat_taken_gets_one_after_the_step_that_runs() -
     asyncio.run(inside())
 
 
+def test_after_a_push_users_go_on_with_what_was_computed_and_rollouts_are_prefilled_again() -> None:
+    async def inside() -> None:
+        bench = Bench(scene(guard=False))
+        bench.replica.look()
+        bench.replica.arrive(bench.now, 10, 50)
+        while bench.replica.rollouts < SEATS - 1 or any(s.fresh for s in bench.replica.engine.running):
+            bench.step()
+        running = set(bench.replica.engine.running)
+        bench.replica.push()
+        bench.step()
+        while not any(not s.user for s in bench.replica.engine.running):
+            bench.step()
+        fresh = {s.user: s.fresh for s in bench.replica.engine.running}
+        assert fresh[True] == 0
+        assert fresh[False] > 0
+        assert {s for s in bench.replica.engine.running if s.user} <= running
+
+    asyncio.run(inside())
+
+
+def test_groups_stay_through_a_push_that_takes_longer_than_a_group_waits_for_a_seat() -> None:
+    async def inside() -> None:
+        one = scene(guard=False, give_back_s=1.0)
+        bench = Bench(replace(one, model=MODEL.model_copy(update={"pause_s": 3.0})))
+        bench.replica.look()
+        while bench.replica.rollouts < SEATS or any(s.fresh for s in bench.replica.engine.running):
+            bench.step()
+        held = list(bench.replica._held)
+        bench.replica.push()
+        bench.step()
+        began = bench.now
+        while bench.now < began + 2.5:
+            bench.now += 0.1
+            bench.replica.look()
+        assert bench.replica._held == held
+
+    asyncio.run(inside())
+
+
 def test_without_users_rollouts_have_every_seat() -> None:
     story = told(scene(guard=False), 0.0)
     assert story.parts.rollouts.mean() > 0.97 * SEATS
