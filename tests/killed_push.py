@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,11 +23,16 @@ from rollout.weights import WeightManifest
 from tests.fake_trainer import FakeTrainer
 from tests.running_fleet import RunningFleet
 
+Answer = tuple[float, float, int]
+"""Begin, end and status, 0 where none came."""
+
 _PATIENCE_S = 240.0
 _PAUSE_S = 0.1
 """Of a user, so that one replica is enough for all of them."""
 _AT_ITS_DEATH_S = 5.0
 """A request may still find its way to a replica that is dead this long."""
+_MISLED = 2
+"""Requests of one user that may: the first that fails tells the router."""
 
 
 @dataclass
@@ -49,9 +54,9 @@ class User:
 
     fleet: RunningFleet
     model: str
+    pause_s: float
     over: threading.Event = field(default_factory=threading.Event)
-    answers: list[tuple[float, float, int]] = field(default_factory=list)
-    """Begin, end and status, 0 where none came."""
+    answers: list[Answer] = field(default_factory=list)
 
     def run(self) -> None:
         headers = {"Authorization": f"Bearer {self.fleet.tokens.user}"}
@@ -64,12 +69,12 @@ class User:
             except httpx.HTTPError:
                 status = 0
             self.answers.append((begun, time.monotonic(), status))
-            self.over.wait(_PAUSE_S)
+            self.over.wait(self.pause_s)
 
 
 @contextmanager
-def users(fleet: RunningFleet, model: str, count: int = 2) -> Iterator[list[User]]:
-    asking = [User(fleet, model) for _ in range(count)]
+def users(fleet: RunningFleet, model: str, count: int = 2, pause_s: float = _PAUSE_S) -> Iterator[list[User]]:
+    asking = [User(fleet, model, pause_s) for _ in range(count)]
     threads = [threading.Thread(target=user.run, daemon=True) for user in asking]
     for thread in threads:
         thread.start()
@@ -114,11 +119,17 @@ async def delivered(client: RolloutClient, rollout: str) -> int:
     return len(groups)
 
 
-def hurt(asking: list[User], killed_at: float) -> list[tuple[float, float, int]]:
-    """Begin, end, status of requests that failed and were not on their way when the replica died, times from then."""
-    late = [a for user in asking for a in user.answers if a[2] != 200 and a[0] > killed_at + _AT_ITS_DEATH_S]
-    early = [a for user in asking for a in user.answers if a[2] != 200 and a[1] < killed_at]
-    return [(begun - killed_at, ended - killed_at, status) for begun, ended, status in late + early]
+def hurt(answers: Sequence[Answer], killed_at: float) -> list[Answer]:
+    """Requests of one user that failed for no good reason, times from the death of the replica.
+
+    Good is the reason of those that were on their way when it died, and of the first `_MISLED` that began within
+    `_AT_ITS_DEATH_S` after.
+    """
+    failed = [(begun - killed_at, ended - killed_at, status) for begun, ended, status in answers if status != 200]
+    before = [answer for answer in failed if answer[1] < 0]
+    misled = [answer for answer in failed if 0 <= answer[0] <= _AT_ITS_DEATH_S]
+    after = [answer for answer in failed if answer[0] > _AT_ITS_DEATH_S]
+    return before + misled[_MISLED:] + after
 
 
 async def interrupted_push(pusher: Interrupted, victim: Heartbeat, *, replicas: int) -> None:

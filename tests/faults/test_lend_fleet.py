@@ -1,8 +1,10 @@
 """A fleet that lends, as an operator starts it: users have the production model all the while, rollouts the policy,
-also when a replica that is lent dies in the middle of a push.
+also when a replica that is lent dies in the middle of a push, or on its way back.
 """
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +16,8 @@ import pytest
 
 from rollout.board import ReplicaRole
 from rollout.client import RolloutClient
-from tests.killed_push import delivered, healthy, interrupted_push, trainer, users
+from tests.fake_trainer import FakeTrainer
+from tests.killed_push import delivered, healthy, hurt, interrupted_push, trainer, users
 from tests.running_fleet import RunningFleet, run_fleet
 from tests.tiny_models import build_policy
 
@@ -118,3 +121,30 @@ async def test_a_lent_replica_is_killed_between_invitation_and_bytes(fleet: Runn
                 assert await delivered(client, rollout) == _GROUPS
             assert [answer for user in asking for answer in user.answers if answer[2] != 200] == []
             assert sum(len(user.answers) for user in asking) > 50
+
+
+async def test_a_replica_is_killed_on_its_way_back_to_users(fleet: RunningFleet, tmp_path: Path) -> None:
+    with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
+        async with trainer(fleet, tmp_path / "weights") as pusher:
+            rollout = client.submit([f"r{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 60}).id
+            (lent,) = await healthy(pusher, lambda beat: beat.role is ReplicaRole.ROLLOUT and beat.seats_rollouts > 0)
+            with users(fleet, "assistant", count=1) as asking, users(fleet, "assistant", count=24, pause_s=0) as crowd:
+                await on_its_way_back(pusher, lent.replica)
+                os.kill(lent.pid, signal.SIGKILL)
+                killed_at = time.monotonic()
+                for user in crowd:
+                    user.over.set()
+                await healthy(pusher, lambda beat: beat.replica != lent.replica, count=2)
+                assert await delivered(client, rollout) == _GROUPS
+            assert [answer for user in asking for answer in hurt(user.answers, killed_at)] == []
+            assert sum(len(user.answers) for user in asking) > 50
+
+
+async def on_its_way_back(pusher: FakeTrainer, replica: str) -> None:
+    """Returns when it has given its rollouts up and is not back with users yet."""
+    async with asyncio.timeout(_PATIENCE_S):
+        while True:
+            roles = {beat.replica: beat.role for beat in await pusher.board.replicas(pusher.fleet)}
+            if roles[replica] is ReplicaRole.RECLAIMING:
+                return
+            await asyncio.sleep(0.005)

@@ -1,6 +1,7 @@
 """One real engine with its loops: harvest, push by both paths, and everything that must stop a bad push."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from services.rehearsal import RehearsalFailed, independent_logprobs, rehearse
 from services.staging import Staging
 from services.swap import WeightSwap
 from tests.engine_rig import SEATS, Rig, finished, request
+from tests.fake_trainer import FakeTrainer
 
 # a cold engine on a busy machine starts within the first test's time
 pytestmark = pytest.mark.timeout(480)
@@ -95,15 +97,18 @@ async def test_a_push_by_collective_is_verified_and_tokens_carry_the_new_version
         assert replica.reconciler.version == 2
 
 
-async def test_a_prompt_seen_before_a_push_is_computed_anew_and_a_user_in_flight_keeps_the_tokens_that_it_has(
-    rig: Rig,
-) -> None:
+def computed_anew(trainer: FakeTrainer, prompt: Sequence[int], response: Sequence[int]) -> Sequence[float]:
+    """Logprobs of a response, had version 1 computed all of prompt and response."""
+    return independent_logprobs(version_dir(trainer.weights, 1), ((*prompt, *response),))[0][len(prompt) - 1 :]
+
+
+async def test_a_prompt_seen_before_a_push_is_computed_anew_and_a_user_in_flight_is_not(rig: Rig) -> None:
     config = rig.config("prefixes")
-    prompt = tuple(range(40, 120))
+    prompt, users = tuple(range(40, 120)), (72, 73)
     async with rig.trainer(config) as (trainer, queue), rig.replica(config):
         first = await queue.submit([request(n=1, prompt_ids=prompt)])
         await finished(queue, first.group_ids)
-        user = rig.engine.begin((72, 73), Sampling(max_tokens=200), seed=None)
+        user = rig.engine.begin(users, Sampling(max_tokens=200), seed=None)
         answer = asyncio.create_task(user.ended())
         while user.size < 5:  # noqa: ASYNC110  the engine tells nobody
             await asyncio.sleep(0.005)
@@ -118,9 +123,11 @@ async def test_a_prompt_seen_before_a_push_is_computed_anew_and_a_user_in_flight
     assert whole.token_ids[: len(had.token_ids)] == had.token_ids
     assert [span.version for span in whole.version_spans] == [0, 1]
     segment = group.samples_G[0].segments[0]
-    ids = (*prompt, *segment.response_ids_T.tolist())
-    expected = independent_logprobs(version_dir(trainer.weights, 1), (ids,))[0][len(prompt) - 1 :]
-    assert segment.behavior_logprobs_T == pytest.approx(expected, abs=1e-3)
+    anew = computed_anew(trainer, prompt, segment.response_ids_T.tolist())
+    assert segment.behavior_logprobs_T == pytest.approx(anew, abs=1e-3)
+    # after the push the user's next tokens still rest on keys and values of the weights before it
+    anew, pushed = computed_anew(trainer, users, whole.token_ids), whole.version_spans[1].start
+    assert max(abs(own - new) for own, new in zip(whole.logprobs[pushed:], anew[pushed:], strict=True)) > 0.1
 
 
 async def test_a_push_without_a_collective_arrives_by_artefact(rig: Rig) -> None:
