@@ -8,7 +8,7 @@ DEMO_ARGS ?=
 RECIPE ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo demo-ppo test test-fleet test-trainer e2e-demo e2e-train unit check check-types units-1 units-2 bench-coserve bench-loop bench-simulate bench-staleness bench-trainer gpu-check lock clean
+.PHONY: help setup demo demo-ppo test test-fleet test-trainer e2e-demo e2e-train unit check check-types units-1 units-2 bench-coserve bench-lend bench-loop bench-simulate bench-staleness bench-trainer gpu-check lock clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -57,6 +57,9 @@ units-1 units-2: # half of them each, by their first letters
 bench-coserve: setup ## users and rollouts on one engine, arm by arm, into runs/bench/coserve.json and .png; QUICK=1, ARMS="users guard", RESUME=1
 	@PYTHONPATH=$(CURDIR) $(PY) tests/bench/bench_coserve.py $(if $(filter-out 0,$(QUICK)),--quick) $(if $(filter-out 0,$(RESUME)),--resume) \
 		$(addprefix --arms ,$(ARMS)) $(BENCH_ARGS)
+
+bench-lend: setup ## whole replicas lent to rollouts beside a static split, into runs/bench/lend.json and .png; after bench-coserve, or with BENCH_ARGS="--capacity 2.4"
+	@PYTHONPATH=$(CURDIR) $(PY) tests/bench/bench_lend.py $(addprefix --arms ,$(ARMS)) $(BENCH_ARGS)
 
 bench-loop: setup ## every ratio of the loop into runs/bench/loop.json and loop.png
 	@$(PY) tests/bench/bench_loop.py $(BENCH_ARGS)

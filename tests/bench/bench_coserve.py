@@ -20,13 +20,13 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from copying import copy_times
-from coserve.arms import ARMS, ARRIVAL, ROLLOUTS, cells
+from coserve.arms import ARMS, ARRIVAL, DAY, GUARD, ROLLOUTS, UNGUARDED, USERS, Cell, batches, cells
 from coserve.figures import Figures
 from coserve.fleet import CoserveFleet
 from coserve.measure import Seen, arrival_figures, latencies, record
@@ -37,6 +37,7 @@ from coserve.session import Session, session
 from coserve.slo import CapacitySearch, Slo, slo_of
 from coserve.users import Users
 from environment import machine, versions
+from plan_arguments import add_numbers, with_numbers
 from random_policy import filler_tokenizer, random_policy
 
 _CACHE = Path("runs/.cache")
@@ -82,15 +83,28 @@ async def _measure(fleet: CoserveFleet, users: Users, plan: Plan, figures: Figur
         await one.pusher.prepare()
         if "copy_s" not in figures.content:
             figures.put(copy_s=latencies(copy_times(one.pusher.num_bytes, directory)), push_bytes=one.pusher.num_bytes)
-        wanted = cells(plan.arms, plan.loads, plan.sweep)
-        for number, cell in enumerate(wanted, start=1):
-            if cell.key in figures.cells:
-                continue
-            place = f"[{number}/{len(wanted)}] {cell.key}"
+        wanted = [cell for cell in cells(plan.arms, plan.loads, plan.sweep) if cell.key not in figures.cells]
+        for batch in batches(wanted):
+            rounds = await _rounds(one, batch, slo, plan, figures)
+            for cell in batch:
+                _keep(rounds[cell], slo, plan, figures)
+            left = sum(cell.key not in figures.cells for cell in wanted)
+            _say(f"{left} cells to go\n{table({cell.key: figures.cells[cell.key] for cell in batch})}")
+
+
+async def _rounds(
+    one: Session, batch: Sequence[Cell], slo: Slo, plan: Plan, figures: Figures
+) -> dict[Cell, list[Seen]]:
+    """Of each cell; several take turns, every second time backwards."""
+    turns = plan.rounds if batch[0].arm in {USERS, GUARD, UNGUARDED} and batch[0].load != DAY else 1
+    found: dict[Cell, list[Seen]] = {cell: [] for cell in batch}
+    for turn in range(turns):
+        for cell in batch if turn % 2 == 0 else reversed(batch):
+            place = f"{cell.key}, round {turn + 1} of {turns}" if turns > 1 else cell.key
             async with _progress(one, place):
-                seen = await one.cell(cell, slo, figures.content["capacity"]["rate"])
-            _keep(seen, slo, plan, figures)
-            _say(f"{place}\n{table({cell.key: figures.cells[cell.key]})}")
+                rate = figures.content["capacity"]["rate"]
+                found[cell].append(await one.cell(cell, slo, rate, turn=turn, turns=turns))
+    return found
 
 
 @asynccontextmanager
@@ -133,12 +147,12 @@ async def _capacity(one: Session, slo: Slo, figures: Figures) -> None:
     figures.put(capacity={"rate": search.good, "probes": probes})
 
 
-def _keep(seen: Seen, slo: Slo, plan: Plan, figures: Figures) -> None:
+def _keep(rounds: Sequence[Seen], slo: Slo, plan: Plan, figures: Figures) -> None:
     alone = figures.cells.get(ROLLOUTS)
-    found = record(seen, slo, alone and alone["harvested_tokens_s"], seed=plan.seed)
-    if seen.cell.arm == ARRIVAL:
-        found["arrival"] = arrival_figures(seen, figures.content["idle"]["all_ttft_s"], seats=plan.seats)
-    figures.keep(seen, found)
+    found = record(rounds, slo, alone and alone["harvested_tokens_s"], seed=plan.seed)
+    if rounds[0].cell.arm == ARRIVAL:
+        found["arrival"] = arrival_figures(rounds[0], figures.content["idle"]["all_ttft_s"], seats=plan.seats)
+    figures.keep(rounds, found)
     figures.put(comparison=comparison(figures.cells, plan.loads))
 
 
@@ -149,23 +163,7 @@ def _say(text: str) -> None:
 def _plan(arguments: argparse.Namespace) -> Plan:
     plan = QUICK if arguments.quick else Plan()
     given = {name: tuple(getattr(arguments, name)) for name in ("arms", "loads", "sweep") if getattr(arguments, name)}
-    sizes = {name: getattr(arguments, name) for name in _SIZES if getattr(arguments, name) is not None}
-    return replace(plan, **given, **sizes)
-
-
-_SIZES = {
-    "users": int,
-    "sweep_users": int,
-    "idle_users": int,
-    "probe_users": int,
-    "confirm_users": int,
-    "arrival_users": int,
-    "day_s": float,
-    "warm_s": float,
-    "rollouts_s": float,
-    "push_every_s": float,
-    "seed": int,
-}
+    return with_numbers(replace(plan, **given), arguments)
 
 
 def _arguments() -> argparse.Namespace:
@@ -177,8 +175,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sweep", action="append", type=int, help="seats of the oracle's constants")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"))
     parser.add_argument("--port", type=int, default=_PORT)
-    for name, kind in _SIZES.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=f"instead of the plan's ({Plan.__name__})")
+    add_numbers(parser, Plan)
     return parser.parse_args()
 
 

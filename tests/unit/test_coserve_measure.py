@@ -54,7 +54,7 @@ def _seen(**changes: Any) -> Seen:
 
 
 def test_users_of_the_warm_up_are_not_measured_and_their_tokens_are_accounted_for() -> None:
-    found = record(_seen(), SLO, 200.0, seed=0)
+    found = record([_seen()], SLO, 200.0, seed=0)
     assert (found["requests"], found["attainment"], found["inside"]) == (10, 0.9, "1111111110")
     assert found["tokens"]["users"] == 110
     assert (found["tokens"]["cuts"], found["tokens"]["not_delivered"]) == (4, 3)
@@ -62,22 +62,34 @@ def test_users_of_the_warm_up_are_not_measured_and_their_tokens_are_accounted_fo
 
 
 def test_the_harvest_is_that_of_the_measured_time() -> None:
-    found = record(_seen(), SLO, 200.0, seed=0)
+    found = record([_seen()], SLO, 200.0, seed=0)
     assert found["harvested_tokens_s"] == pytest.approx(100.0)
     assert found["user_tokens_s"] == pytest.approx(10.0, rel=0.1)
     assert found["efficiency"] == pytest.approx(100 / (200 - found["user_tokens_s"]))
 
 
 def test_a_push_is_felt_as_the_longest_wait_that_overlaps_it() -> None:
-    pushes = record(_seen(), SLO, 200.0, seed=0)["pushes"]
+    pushes = record([_seen()], SLO, 200.0, seed=0)["pushes"]
     assert (pushes["count"], pushes["by_collective"], pushes["not_verified"]) == (1, 1, 0)
     assert pushes["seconds"]["p50"] == pytest.approx(1.5)
     assert pushes["felt_s"]["p99"] == pytest.approx(0.2)
 
 
 def test_a_push_that_nobody_proved_is_counted() -> None:
-    pushes = record(_seen(pushes=[Push(4, 101.0, None, None, "late")]), SLO, 200.0, seed=0)["pushes"]
+    pushes = record([_seen(pushes=[Push(4, 101.0, None, None, "late")])], SLO, 200.0, seed=0)["pushes"]
     assert (pushes["not_verified"], pushes["errors"], pushes["seconds"]["p50"]) == (1, ["late"], None)
+
+
+def test_rounds_of_a_cell_are_one_cell_of_all_their_users_and_time() -> None:
+    one, two = record([_seen()], SLO, 200.0, seed=0), record([_seen(), _seen()], SLO, 200.0, seed=0)
+    assert two["requests"] == 2 * one["requests"]
+    assert two["seconds"] == 2 * one["seconds"]
+    assert two["inside"] == 2 * one["inside"]
+    assert two["harvested_tokens_s"] == pytest.approx(one["harvested_tokens_s"])
+    assert two["user_tokens_s"] == pytest.approx(one["user_tokens_s"])
+    assert two["tokens"]["not_delivered"] == 2 * one["tokens"]["not_delivered"]
+    assert two["series"]["seconds"] == sorted(two["series"]["seconds"])
+    assert two["series"]["seconds"][-1] < two["seconds"]
 
 
 def test_an_arrival_may_take_the_idle_time_and_two_steps() -> None:
@@ -87,11 +99,11 @@ def test_an_arrival_may_take_the_idle_time_and_two_steps() -> None:
     assert _arrival(ttft=0.151, held=32)["holds"] is False
 
 
-@pytest.mark.parametrize(("held", "measured"), [(32, True), (29, True), (28, False), (4, False), (None, False)])
+@pytest.mark.parametrize(("held", "measured"), [(32, True), (31, True), (30, False), (4, False), (None, False)])
 def test_an_arrival_is_measured_only_where_rollouts_hold_the_seats(held: int | None, measured: bool) -> None:
     found = _arrival(ttft=0.1, held=held)
     assert found["holds"] is (True if measured else None)
-    assert found["seats_rollouts"] == held
+    assert found["seats_rollouts"] == (held or 0)
 
 
 def _arrival(*, ttft: float, held: int | None) -> dict[str, Any]:
@@ -105,11 +117,12 @@ def test_a_run_goes_on_with_the_cells_that_an_ended_one_left(tmp_path: Path) -> 
     path, head = tmp_path / "coserve.json", {"plan": asdict(Plan())}
     first = Figures(path, head, resume=True)
     first.put(slo={"ttft_s": 0.5, "tpot_s": 0.1})
-    first.keep(_seen(), record(_seen(), SLO, None, seed=0))
+    first.keep([_seen()], record([_seen()], SLO, None, seed=0))
     again = Figures(path, head, resume=True)
     assert list(again.cells) == ["guard@50"]
     assert again.content["slo"]["ttft_s"] == 0.5
-    assert len(json.loads((tmp_path / "coserve" / "guard@50.json").read_text())["requests"]) == 11
+    (detail,) = json.loads((tmp_path / "coserve" / "guard@50.json").read_text())["rounds"]
+    assert len(detail["requests"]) == 11
     assert not Figures(path, head, resume=False).cells
 
 

@@ -111,7 +111,8 @@ def test_an_errors_event_is_no_token() -> None:
 
 
 class Machine:
-    """An engine of 64 seats whose step takes 20 ms and 1 ms for each sequence in it, with a prefill of 50 ms."""
+    """An engine of 64 seats whose step takes 20 ms and 1 ms for each sequence in it, with a prefill of 50 ms and 1 ms
+    for each prompt token beyond 24."""
 
     max_model_len = 128
     vocab_size = 100
@@ -128,18 +129,19 @@ class Machine:
         self.prompts.append(tuple(prompt_ids))
         self.adapters.add(adapter)
         self.together += 1
-        return Machine.Sequence(self, sampling.max_tokens)
+        return Machine.Sequence(self, len(prompt_ids), sampling.max_tokens)
 
     class Sequence:
         size = 0
 
-        def __init__(self, machine: "Machine", tokens: int) -> None:
+        def __init__(self, machine: "Machine", prompt: int, tokens: int) -> None:
             self.machine, self.tokens = machine, tokens
+            self.prefill_s = 0.05 + 0.001 * max(0, prompt - 24)
 
         async def ended(self) -> Partial | None:
             machine, together, began = self.machine, self.machine.together, self.machine.clock.now
             await asyncio.sleep(0)
-            machine.clock.now = began + 0.05 + self.tokens * (0.02 + 0.001 * together)
+            machine.clock.now = began + self.prefill_s + self.tokens * (0.02 + 0.001 * together)
             machine.together = 0
             ids = (1,) * self.tokens
             return Partial(ids, (-1.0,) * self.tokens, (VersionSpan(0, 0, self.tokens),), FinishReason.LENGTH)
@@ -156,6 +158,7 @@ async def test_the_probe_finds_the_time_of_a_token_and_what_a_full_batch_is_wort
     speed = await measure(machine, 64, adapter=None, clock=machine.clock)
     assert speed.first_token_s == pytest.approx(0.071)
     assert speed.token_s == pytest.approx(0.021)
+    assert speed.prefill_token_s == pytest.approx(0.001)
     alone_s, batch_s = 0.05 + 16 * 0.021, 0.05 + 16 * 0.084
     assert speed.capacity == pytest.approx(64 * alone_s / batch_s)
     assert len(set(machine.prompts)) == len(machine.prompts)

@@ -48,6 +48,22 @@ def cells(arms: Sequence[str], loads: Sequence[str], sweep: Sequence[int]) -> li
     return found
 
 
+def batches(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """Cells that are compared with one another at a load, which take turns; the others one by one, in their order."""
+    found: list[list[Cell]] = []
+    for cell in cells:
+        if found and _together(found[-1][-1], cell):
+            found[-1].append(cell)
+        else:
+            found.append([cell])
+    return found
+
+
+def _together(one: Cell, other: Cell) -> bool:
+    turns = {USERS, GUARD, UNGUARDED}
+    return one.load == other.load not in {"", DAY} and {one.arm, other.arm} <= turns
+
+
 def resting(slo: Slo) -> Settings:
     """No rollouts, and those that are running leave at once, as they do when a guarded engine has no room for them."""
     return {**NO_ROLLOUTS, "slo": {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s}}

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 DAY_H = 24
 _NIGHT, _TROUGH_H = 0.08, 4.0
@@ -22,6 +22,17 @@ def poisson(rate: float, count: int, *, seed: int) -> tuple[float, ...]:
         at += source.expovariate(1.0)
         times.append(at / rate)
     return tuple(times)
+
+
+def share(times: Sequence[float], turn: int, turns: int) -> tuple[float, ...]:
+    """The arrivals of one of so many turns, one after the other, from the end of the turn before.
+
+    >>> share((1.0, 2.0, 4.0, 7.0), 1, 2)
+    (2.0, 5.0)
+    """
+    begin, end = len(times) * turn // turns, len(times) * (turn + 1) // turns
+    since = times[begin - 1] if begin else 0.0
+    return tuple(at - since for at in times[begin:end])
 
 
 def before(start_s: float, rate: float, *, seed: int) -> tuple[float, ...]:

@@ -1,6 +1,7 @@
 """What the replica said of itself while a cell ran, and rates between two moments of it."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,6 +57,16 @@ class Watch:
         except TimeoutError:
             newest = f"{self.beats[-1].at:.1f}" if self.beats else "none"
             raise RuntimeError(f"no heartbeat after {moment:.1f} within {within_s:g} s, the newest: {newest}") from None
+
+    async def full(self, seats: int, *, within_s: float) -> None:
+        """Returns after a heartbeat, from now on, of rollouts that hold so many; raises RuntimeError if none comes."""
+        until = time.time() + within_s
+        await self.after(time.time())
+        while self.beats[-1].seats_rollouts < seats:
+            if time.time() > until:
+                held = self.beats[-1].seats_rollouts
+                raise RuntimeError(f"rollouts hold {held} seats after {within_s:g} s, the bench wants {seats}")
+            await self.after(self.beats[-1].at)
 
     async def _look(self) -> None:
         with suppress(StoreUnavailable):

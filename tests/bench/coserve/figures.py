@@ -1,14 +1,16 @@
 """The results on disk: written after every cell, so that a run that is ended keeps what it has."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tests.bench.json_file import write_json
+
 from .measure import Seen
 
-_SAME = ("seats", "seed", "users", "sweep_users", "day_s", "day_peak", "push_every_s")
+_SAME = ("seats", "seed", "users", "rounds", "sweep_users", "day_s", "day_peak", "push_every_s")
 """Of the plan: arms that were measured with others had other users, or other pushes beside them."""
 _KEPT = ("idle", "slo", "capacity", "copy_s", "push_bytes", "cells", "comparison")
 
@@ -34,26 +36,39 @@ class Figures:
     def put(self, **values: Any) -> None:
         """Keep them, on disk too."""
         self.content |= values
-        _write(self._path, self.content)
+        write_json(self._path, self.content)
 
-    def keep(self, seen: Seen, found: Mapping[str, Any]) -> None:
-        """A cell's figures; its requests and heartbeats go to a file of their own."""
-        detail = {
-            "start": seen.start,
-            "requests": [
-                {
-                    "at": a.scheduled_at - seen.start,
-                    "ttft_s": None if a.error else a.ttft_s,
-                    "tpot_s": None if a.error else a.tpot_s,
-                    "tokens": a.tokens,
-                    "error": a.error,
-                }
-                for a in seen.answers
-            ],
-            "beats": [{**asdict(beat), "at": beat.at - seen.start} for beat in seen.beats],
-        }
-        _write(self._path.with_suffix("") / f"{seen.cell.key}.json", detail)
-        self.put(cells={**self.cells, seen.cell.key: dict(found)})
+    def keep(self, rounds: Sequence[Seen], found: Mapping[str, Any]) -> None:
+        """A cell's figures; its requests, heartbeats and pushes go to a file of their own."""
+        key = rounds[0].cell.key
+        write_json(self._path.with_suffix("") / f"{key}.json", {"rounds": [_detail(seen) for seen in rounds]})
+        self.put(cells={**self.cells, key: dict(found)})
+
+
+def _detail(seen: Seen) -> dict[str, Any]:
+    """Times in seconds from its start."""
+    return {
+        "start": seen.start,
+        "requests": [
+            {
+                "at": a.scheduled_at - seen.start,
+                "ttft_s": None if a.error else a.ttft_s,
+                "tpot_s": None if a.error else a.tpot_s,
+                "tokens": a.tokens,
+                "error": a.error,
+            }
+            for a in seen.answers
+        ],
+        "beats": [{**asdict(beat), "at": beat.at - seen.start} for beat in seen.beats],
+        "pushes": [
+            {
+                "published": push.published_at - seen.start,
+                "verified": None if push.verified_at is None else push.verified_at - seen.start,
+                "pause_s": None if push.applied is None else push.applied.pause_s,
+            }
+            for push in seen.pushes
+        ],
+    }
 
 
 def _check_same(path: Path, earlier: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
@@ -61,11 +76,3 @@ def _check_same(path: Path, earlier: Mapping[str, Any], plan: Mapping[str, Any])
     if other:
         words = ", ".join(f"plan.{name}={earlier.get(name)}, this run {plan[name]}" for name in other)
         raise ValueError(f"{path} has {words}; without --resume all is measured again")
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    part.replace(path)

@@ -2,54 +2,16 @@
 settings while it runs."""
 
 import asyncio
-from pathlib import Path
-from typing import Any
 
-from deploy.config import load
-from deploy.local import LocalFleet
-from tests.bench.fleet_toml import fleet_toml
+from tests.bench.bench_fleet import BenchFleet
 
 from .arms import Settings
-from .users import Door
 
 _RECONFIGURE_S = 30.0
-# float32: processors without bfloat16 instructions compute it the slower way. Small blocks: what a cut sample has is
-# found in the prefix cache but for the last of them.
-_TEMPLATE = """\
-[fleet.engine]
-dtype = "float32"
-max_model_len = 512
-max_num_seqs = {seats}
-[fleet.engine.extra]
-block_size = 32
-"""
 
 
-class CoserveFleet:
-    """A context manager; raises what LocalFleet raises."""
-
-    def __init__(self, directory: Path, *, model: Path, port: int, seats: int) -> None:
-        self.directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
-        path = directory / "bench.toml"
-        path.write_text(fleet_toml(directory, model=model, port=port) + _TEMPLATE.format(seats=seats))
-        self._local = LocalFleet(load([path]), progress=lambda phase: print(f"starting {phase}", flush=True))
-
-    def __enter__(self) -> "CoserveFleet":
-        self._local.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._local.stop()
-
-    @property
-    def config(self) -> Any:
-        """The FleetConfig, with the address of Redis."""
-        return self._local.config
-
-    @property
-    def door(self) -> Door:
-        return Door(self._local.url, self._local.tokens.user, self.config.model.name)
+class CoserveFleet(BenchFleet):
+    """One replica, whose settings change while it runs."""
 
     async def reconfigure(self, settings: Settings) -> None:
         """Have the replica share the engine by these settings from now on."""

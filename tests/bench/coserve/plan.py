@@ -17,6 +17,8 @@ class Plan:
     """Of the engine."""
     users: int = 300
     """Of an arm at a load."""
+    rounds: int = 3
+    """In which the arms of a load take turns, so that a machine whose speed drifts is as slow for all of them."""
     sweep_users: int = 120
     """Of each constant at a load: the first so many of the same users."""
     idle_users: int = 60
@@ -39,6 +41,7 @@ QUICK = replace(
     arms=(ROLLOUTS, USERS, GUARD, UNGUARDED),
     loads=("50",),
     users=200,
+    rounds=2,
     idle_users=40,
     rollouts_s=45.0,
 )

@@ -23,13 +23,17 @@ def draw(path: Path, figures: Mapping[str, Any]) -> None:
     from matplotlib import pyplot
 
     cells: Mapping[str, Record] = figures["cells"]
-    loads = list(dict.fromkeys(cell["load"] for cell in cells.values() if cell["load"]))
+    loads = sorted({cell["load"] for cell in cells.values() if cell["load"]}, key=lambda load: (load == DAY, load))
     figure, axes = pyplot.subplots(2, 3, figsize=(14, 7.5), constrained_layout=True)
     _latency(axes[0][0], cells, loads, "ttft_s", figures["slo"]["ttft_s"])
     _latency(axes[0][1], cells, loads, "tpot_s", figures["slo"]["tpot_s"])
     _attainment(axes[0][2], cells, loads)
     _harvest(axes[1][0], cells, loads)
-    _day(axes[1][1], axes[1][2], cells)
+    if DAY in loads:
+        _day(axes[1][1], axes[1][2], cells)
+    else:
+        axes[1][1].axis("off")
+        axes[1][2].axis("off")
     axes[0][0].legend(frameon=False)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -16,6 +16,7 @@ from pathlib import Path
 from rollout.board import AppliedPush
 from rollout.errors import NightshiftError
 from rollout.weights import MANIFEST, WeightManifest, version_dir
+from services.background import in_background
 from tests.fake_trainer import FakeTrainer
 
 from .answers import Answer
@@ -70,14 +71,27 @@ class Pusher:
                     return
             self.pushes.append(await self._push())
 
-    async def _push(self) -> Push:
-        published_at = time.time()
+    async def publish_every(self, every_s: float) -> None:
+        """Until cancelled; without an epoch, so that whoever is to follow, now or later, reads the artefact."""
+        while True:
+            source, manifest = await self._next()
+            await in_background(self._write, source, manifest)
+            await self._trainer.make_current(manifest)
+            await asyncio.sleep(every_s)
+
+    async def _next(self) -> tuple[WeightManifest, WeightManifest]:
+        """The set that is copied, and what it is as a new version."""
         version = await self._trainer.board.reserve_version(self._trainer.run, self._trainer.token, at_least=1)
         source = self._sets[version % 2]
-        manifest = replace(source, version=version, step=version, created_ms=int(published_at * 1000))
+        return source, replace(source, version=version, step=version, created_ms=int(time.time() * 1000))
+
+    async def _push(self) -> Push:
+        published_at = time.time()
+        source, manifest = await self._next()
+        version = manifest.version
         try:
             async with asyncio.timeout(_DEADLINE_S):
-                await asyncio.to_thread(self._write, source, manifest)
+                await in_background(self._write, source, manifest)
                 await self._trainer.push(manifest, replicas=1)
             beat = await self._trainer.beat_where(lambda beat: any(p.version == version for p in beat.pushes))
         except (NightshiftError, OSError, RuntimeError, TimeoutError) as error:

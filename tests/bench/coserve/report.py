@@ -108,13 +108,14 @@ def _row(key: str, cell: Record) -> tuple[str, ...]:
         key,
         str(cell["requests"]),
         f"{100 * cell['attainment']:.1f}" if users else "",
-        _milliseconds(cell["ttft_s"]) if users else "",
-        _milliseconds(cell["tpot_s"]) if users else "",
+        milliseconds(cell["ttft_s"]) if users else "",
+        milliseconds(cell["tpot_s"]) if users else "",
         f"{cell['user_tokens_s']:.0f}" if users else "",
         f"{cell['harvested_tokens_s']:.0f}" if harvest else "",
         f"{cell['efficiency']:.2f}" if harvest and cell["arm"] != ROLLOUTS and cell["efficiency"] is not None else "",
     )
 
 
-def _milliseconds(found: Mapping[str, Any]) -> str:
+def milliseconds(found: Mapping[str, Any]) -> str:
+    """p50 / p95 / p99 of seconds."""
     return " / ".join("" if found[p] is None else f"{1000 * found[p]:.0f}" for p in ("p50", "p95", "p99"))

