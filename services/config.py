@@ -83,8 +83,8 @@ class HarvestConfig(Settings):
     preempt: bool = True
     """Users who find no seat free get that of the newest rollout. Without it they wait until a rollout ends."""
     prefill_tokens: int = Field(default=512, ge=1)
-    """Prompt tokens of rollouts that the engine computes at a time: users wait for each of its steps. A larger prompt
-    is computed alone."""
+    """Most prompt tokens of rollouts that the engine computes at a time: users wait for each of its steps. Fewer where
+    the idle engine is seen to be slow with them. A larger prompt is computed alone."""
     lease_s: float = Field(default=30.0, gt=1, le=3600)
     poll_s: float = Field(default=0.05, gt=0, le=10)
     """Wait between two looks into an empty queue."""

@@ -52,6 +52,14 @@ class IdleSpeed:
         """
         return self.first_token_s + max(0.0, tokens - 1) * self.token_s
 
+    def full_step_s(self, seats: int) -> float:
+        """Of a step with all `seats` busy.
+
+        >>> IdleSpeed(first_token_s=0.05, token_s=0.02, capacity=10.0).full_step_s(40)
+        0.08
+        """
+        return self.token_s * seats / self.capacity
+
 
 async def measure(engine: Engine, seats: int, *, adapter: Adapter | None, clock: Callable[[], float]) -> IdleSpeed:
     """On an engine that does nothing else; the fastest of a few tries, since all that disturbs one makes it slower.

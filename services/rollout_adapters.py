@@ -31,6 +31,8 @@ class AdapterEngine(Protocol):
     @property
     def max_model_len(self) -> int: ...
 
+    def cached_prefix(self, size: int) -> int: ...
+
     @property
     def max_scored_tokens(self) -> int: ...
 
@@ -86,6 +88,9 @@ class RolloutAdapters:
     @property
     def max_model_len(self) -> int:
         return self._engine.max_model_len
+
+    def cached_prefix(self, size: int) -> int:
+        return self._engine.cached_prefix(size)
 
     @property
     def vocab_size(self) -> int:
@@ -266,6 +271,10 @@ class _OnAdapter:
     @property
     def size(self) -> int:
         return self._generation.size
+
+    @property
+    def reused(self) -> int:
+        return self._generation.reused
 
     async def ended(self) -> Partial | None:
         try:

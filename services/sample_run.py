@@ -39,6 +39,11 @@ class Generation(Protocol):
         """How many tokens it has now; 0 once it has ended."""
         ...
 
+    @property
+    def reused(self) -> int:
+        """Tokens that it was given and the engine had in its prefix cache; known when it has ended, 0 before."""
+        ...
+
     def so_far(self, start: int = 0) -> Partial | None:
         """Its tokens from `start` on, now; None without any, and once it has ended well."""
         ...
@@ -56,6 +61,10 @@ class Generator(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    def cached_prefix(self, size: int) -> int:
+        """Tokens of a prompt of `size` that are not computed again while another sequence with it is generated."""
+        ...
 
     @property
     def dead(self) -> bool:
@@ -80,7 +89,8 @@ class Tally:
     salvaged: int = 0
     """That samples went on from: of an earlier attempt, here or elsewhere, or from before a cut."""
     prefilled_again: int = 0
-    """Prompt and response tokens given to the engine once more to go on from those; its prefix cache may have some."""
+    """Prompt and response tokens that the engine computed once more to go on from those; not what its prefix cache
+    had."""
     lost: int = 0
     """That samples had here, of an earlier attempt too, and that went nowhere: neither handed in nor salvaged."""
 
@@ -117,7 +127,7 @@ class SampleRun:
         self.kept = None if start is None else start.part
         self._saved = tokens(self.kept)
         self.text = ""
-        self._ticket = None if self.finished else seats.ask(prefill=self._size())
+        self._ticket = None if self.finished else self._ask()
         tally.salvaged += tokens(self.kept)
 
     @property
@@ -167,7 +177,7 @@ class SampleRun:
                 self._seats.leave(ticket)
                 self._ticket = None
             if not (self.finished or self._parting):
-                self._ticket = self._seats.ask(prefill=self._size(), again=ticket)
+                self._ticket = self._ask(ticket)
         if self.kept is not None and self.finished:
             self.text = self._engine.decode(self.kept.token_ids)
 
@@ -182,6 +192,10 @@ class SampleRun:
         if self._ticket is not None:
             self._seats.leave(self._ticket)
 
+    def _ask(self, again: Ticket | None = None) -> Ticket:
+        shared = self._engine.cached_prefix(len(self._request.prompt_ids))
+        return self._seats.ask(prefill=self._size(), again=again, family=id(self._request), shared=shared)
+
     async def _sit(self, ticket: Ticket) -> None:
         """One stretch of tokens, to the end of the sample or until the seat is wanted."""
         if self._engine.dead:
@@ -189,8 +203,6 @@ class SampleRun:
         if self.kept is not None and not self._worth(self.kept):
             self._start_anew()
         before = self.kept.token_ids if self.kept is not None else ()
-        if before:
-            self._tally.prefilled_again += len(self._request.prompt_ids) + len(before)
         sampling = self._request.sampling
         self._generation = generation = self._engine.begin(
             self._request.prompt_ids + before,
@@ -207,6 +219,8 @@ class SampleRun:
             self._take(generation.so_far())
             raise
         finally:
+            if before:
+                self._tally.prefilled_again += len(self._request.prompt_ids) + len(before) - generation.reused
             self._generation = None
             for task in watching:
                 task.cancel()

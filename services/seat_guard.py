@@ -63,18 +63,22 @@ def next_guard(guard: Guard, felt: Felt, now: float, dt: float, *, slo: SloConfi
     return replace(guard, limit=min(float(most), guard.limit + slo.increase_per_s * most * dt))
 
 
-def prefill_pace(slo: SloConfig, idle: IdleSpeed, *, most: int) -> int:
-    """Tokens of rollouts' prompts that a step may compute, at most `most`: a user who comes meets two such steps, whose
-    prefills together take no more than half of the time to the first token that is left over on the idle engine.
+def prefill_pace(slo: SloConfig, idle: IdleSpeed, *, seats: int, most: int) -> int:
+    """Tokens of rollouts' prompts that a step may compute, at most `most`, on an engine of so many seats.
+
+    A user who comes meets two such steps. Their prefills together take no more than half of the time to the first token
+    that the idle engine leaves over; without such a target no more than a step of all seats takes, each of them.
 
     >>> idle = IdleSpeed(first_token_s=0.1, token_s=0.03, capacity=8.0, prefill_token_s=0.001)
-    >>> prefill_pace(SloConfig(ttft_s=0.5), idle, most=512), prefill_pace(SloConfig(tpot_s=0.1), idle, most=512)
-    (100, 512)
+    >>> [prefill_pace(slo, idle, seats=32, most=512) for slo in (SloConfig(ttft_s=0.5), SloConfig())]
+    [100, 120]
     """
-    if slo.ttft_s is None or idle.prefill_token_s <= 0:
+    if idle.prefill_token_s <= 0:
         return most
-    spare_s = max(0.0, slo.ttft_s - idle.first_token_s)
-    return max(1, min(most, int(_PREFILL_SHARE * spare_s / idle.prefill_token_s)))
+    room_s = idle.full_step_s(seats)
+    if slo.ttft_s is not None:
+        room_s = _PREFILL_SHARE * max(0.0, slo.ttft_s - idle.first_token_s)
+    return max(1, min(most, int(room_s / idle.prefill_token_s)))
 
 
 def guarded_seats(guard: Guard, now: float, *, total: int, reserve: int, users: int) -> int:

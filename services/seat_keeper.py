@@ -21,6 +21,9 @@ from services.user_window import RequestTimes, UserWindow
 _TICK_S = 0.1
 _ASIDE_S = 5.0
 """For samples to leave before new weights: an engine that does not let go of them in this time has another trouble."""
+_FIRST_TOKENS_S = 1.0
+"""After new weights, for users who waited for them. One with a longer prompt shares its steps with rollouts again."""
+_LOOK_S = 0.005
 _SLACK = 0.25
 """Share of the seats that samples may hold beyond a limit that sank: to be cut costs a sample a prefill, and to end by
 itself costs nothing. After a breach none may."""
@@ -101,7 +104,8 @@ class SeatKeeper:
 
     @asynccontextmanager
     async def aside(self) -> AsyncIterator[None]:
-        """Within it no rollout has a seat; what was generated of them stays, and they go on afterwards."""
+        """Within it no rollout has a seat; what was generated of them stays, and they go on afterwards, when users who
+        came while it lasted have their first tokens."""
         self._aside = True
         self.resize()
         try:
@@ -109,9 +113,21 @@ class SeatKeeper:
                 async with asyncio.timeout(_ASIDE_S):
                     await self.seats.wait_empty()
             yield
+            await self._first_tokens()
         finally:
             self._aside = False
             self.resize()
+
+    async def _first_tokens(self) -> None:
+        now = self._clock()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_TOKENS_S):
+                while self._without_token(now):  # noqa: ASYNC110 - the engine tells nobody
+                    await asyncio.sleep(_LOOK_S)
+
+    def _without_token(self, since: float) -> bool:
+        """Whether users who came before then have none yet."""
+        return any(user.first is None and user.arrived <= since for user in self._engine.users().values())
 
     def configure(self, harvest: HarvestConfig, slo: SloConfig) -> None:
         """Other settings from now on; what was learned under another SLO is forgotten.
@@ -177,7 +193,8 @@ class SeatKeeper:
 
     def _pace(self) -> int:
         most = self._harvest.prefill_tokens
-        return prefill_pace(self._slo, self._idle, most=most) if self._guards else most
+        # nobody meets the steps of a replica that is lent
+        return most if self._role is not None else prefill_pace(self._slo, self._idle, seats=self._total, most=most)
 
     def _allowed(self) -> int:
         """Seats to give."""

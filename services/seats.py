@@ -2,7 +2,8 @@
 
 import asyncio
 import itertools
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Hashable
 
 
 def rollout_seats(total: int, reserve: int, users: int) -> int:
@@ -17,14 +18,18 @@ def rollout_seats(total: int, reserve: int, users: int) -> int:
 class Ticket:
     """One sample's place in the line, then its seat, until it is wanted back or given to `Seats.leave`."""
 
-    __slots__ = ("born", "prefill", "seated", "wanted")
+    __slots__ = ("born", "family", "prefill", "seated", "shared", "wanted")
 
-    def __init__(self, born: int, prefill: int) -> None:
+    def __init__(self, born: int, prefill: int, family: Hashable, shared: int) -> None:
         loop = asyncio.get_running_loop()
         self.born = born
         """The larger, the newer is the sample; it keeps its number when it asks again."""
         self.prefill = prefill
         """Tokens that the engine computes before the sample's next one."""
+        self.family = family
+        """What samples of one prompt have in common."""
+        self.shared = shared
+        """Of `prefill`, what the engine has computed once a sample of the family has its first token."""
         self.seated: asyncio.Future[None] = loop.create_future()
         """Done when the place in the line has become a seat."""
         self.wanted: asyncio.Future[None] = loop.create_future()
@@ -44,7 +49,8 @@ class Seats:
     than held that rollouts can have at all (`most`) means that the newest are asked to leave.
 
     Samples that were seated and have no token yet share `pace` tokens of prefill, since the engine steps with all of
-    them at once and a user waits for the step; one alone may have more.
+    them at once and a user waits for the step; one alone may have more. Prefill that a seated sample of the same family
+    has behind it is not counted.
     """
 
     def __init__(self, capacity: int, *, pace: int) -> None:
@@ -52,6 +58,8 @@ class Seats:
         self.pace = pace
         self._seated: set[Ticket] = set()
         self._starting: set[Ticket] = set()
+        self._computed: Counter[Hashable] = Counter()
+        """Of each family, seated samples that have a token."""
         self._waiting: deque[Ticket] = deque()
         self._changed = asyncio.Event()
         self._empty = asyncio.Event()
@@ -82,10 +90,11 @@ class Seats:
             self._want_back(max(0, most))
         self._seat()
 
-    def ask(self, *, prefill: int, again: Ticket | None = None) -> Ticket:
+    def ask(self, *, prefill: int, again: Ticket | None = None, family: Hashable = None, shared: int = 0) -> Ticket:
         """A place in the line, whose `seated` is done when it has become a seat; give it to `leave` in the end, seated
-        or not. Who gave a seat up asks with the ticket of then, `again`, and stands at the head of the line."""
-        ticket = Ticket(next(self._numbers) if again is None else again.born, prefill)
+        or not. Who gave a seat up asks with the ticket of then, `again`, and stands at the head of the line. Of its
+        `prefill` tokens the engine need not compute the first `shared` where one of its `family` has done so."""
+        ticket = Ticket(next(self._numbers) if again is None else again.born, prefill, family, shared)
         if again is None:
             self._waiting.append(ticket)
         else:
@@ -95,14 +104,19 @@ class Seats:
 
     def started(self, ticket: Ticket) -> None:
         """The sample has its first token: its prefill is behind it."""
-        self._starting.discard(ticket)
+        if ticket in self._starting:
+            self._starting.remove(ticket)
+            self._computed[ticket.family] += 1
         self._seat()
 
     def leave(self, ticket: Ticket) -> None:
         """Give the seat or the place in the line back; a second time does nothing."""
-        self._starting.discard(ticket)
-        if ticket in self._seated:
+        if ticket in self._starting:
+            self._starting.remove(ticket)
             self._seated.remove(ticket)
+        elif ticket in self._seated:
+            self._seated.remove(ticket)
+            self._computed -= Counter((ticket.family,))
         elif ticket in self._waiting:
             self._waiting.remove(ticket)
             ticket.seated.cancel()
@@ -138,4 +152,8 @@ class Seats:
             self._changed.set()
 
     def _paced(self, ticket: Ticket) -> bool:
-        return not self._starting or sum(t.prefill for t in self._starting) + ticket.prefill <= self.pace
+        return not self._starting or sum(map(self._fresh, self._starting)) + self._fresh(ticket) <= self.pace
+
+    def _fresh(self, ticket: Ticket) -> int:
+        """Tokens that the engine still has to compute for its first one."""
+        return ticket.prefill - (ticket.shared if self._computed[ticket.family] else 0)

@@ -58,6 +58,11 @@ class VllmEngine:
     def vocab_size(self) -> int:
         return int(self._client.model_config.get_vocab_size())
 
+    def cached_prefix(self, size: int) -> int:
+        """The whole blocks of a prompt of `size` tokens, without its last one, which is always computed."""
+        cache = self._client.vllm_config.cache_config
+        return (size - 1) // cache.block_size * cache.block_size if cache.enable_prefix_caching else 0
+
     @property
     def dead(self) -> bool:
         """Whether the engine has ended for good: its processes are gone, or it met an error it cannot go on from."""
@@ -140,7 +145,8 @@ class VllmEngine:
     async def pause(self) -> None:
         """Stop stepping, for other weights to come; requests in flight stay and go on with the keys and values that
         they have, so that nobody waits for those to be computed anew. Later requests find none of them."""
-        await self._client.pause_generation(mode="keep", clear_cache=False)
+        # not `pause_generation`, which sleeps 20 ms after it for outputs to arrive in an order that nothing here needs
+        await self._client.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
         self._loads += 1
 
     async def resume(self) -> None:
@@ -218,6 +224,7 @@ class VllmGeneration:
         self._id = _own_id()
         self._ended = asyncio.Event()
         self._cut = False
+        self.reused = 0
 
     async def ended(self) -> Partial | None:
         """Raises GenerationError."""
@@ -232,6 +239,7 @@ class VllmGeneration:
             )
         finally:
             self._ended.set()
+        self.reused = max(0, output.num_cached_tokens or 0)
         found = partial(output, self._version)
         if not self._cut and (found is None or not found.finished):
             raise GenerationError("the engine aborted a sample")

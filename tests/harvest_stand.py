@@ -34,8 +34,13 @@ class Engine:
         self.started, self.idle = asyncio.Event(), asyncio.Event()
         self.fail: Exception | None = None
         self.dead = False
+        self.reused = 0
+        """Tokens of a prompt that its prefix cache has."""
         self.seeds: list[int | None] = []
         self.prompts: list[tuple[int, ...]] = []
+
+    def cached_prefix(self, size: int) -> int:
+        return size // 4 * 4
 
     def begin(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None) -> "Generation":
         self.seeds.append(seed)
@@ -52,6 +57,7 @@ class Generation:
         self._cut = asyncio.Event()
         self.version = engine.version
         self.over = False
+        self.reused = engine.reused
 
     async def ended(self) -> Partial | None:
         engine = self._engine

@@ -18,7 +18,7 @@ from rollout.config import RedisConfig
 from services.config import FleetConfig
 from tests.tiny_models import Architecture, build_policy
 
-START_S = 280.0
+START_S = 420.0
 STOP_S = 60.0
 TESTS = Path(__file__).parent
 

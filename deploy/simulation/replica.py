@@ -211,7 +211,8 @@ class Replica:
             self._users[user.sequence] = user
             self.engine.running.append(user.sequence)
         self._lease()
-        self._sit()
+        if not self._users_waited:
+            self._sit()
         self.engine.begin(self._clock())
 
     def _load(self) -> None:
@@ -237,6 +238,11 @@ class Replica:
             return min(prompt + kept, _BLOCK)
         return kept + (min(prompt, _BLOCK) if held.cached_at == self._pushes else prompt)
 
+    @property
+    def _users_waited(self) -> bool:
+        """Whether users who came before a load was over have no token yet."""
+        return any(user.first_at is None and user.arrived_at <= self._still_until for user in self._users.values())
+
     def _lease(self) -> None:
         while not self.stopping and self.keeper.seats.free and (task := self._work.lease()) is not None:
             held = _Held(task, [])
@@ -247,7 +253,11 @@ class Replica:
         return _Sitting(rollout, self._ticket(rollout))
 
     def _ticket(self, rollout: Rollout, again: Ticket | None = None) -> Ticket:
-        return self.keeper.seats.ask(prefill=rollout.group.prompt + rollout.kept, again=again)
+        prompt = rollout.group.prompt
+        shared = max(0, prompt - _BLOCK)
+        return self.keeper.seats.ask(
+            prefill=prompt + rollout.kept, again=again, family=id(rollout.group), shared=shared
+        )
 
     def _sit(self) -> None:
         for held in self._held:
@@ -258,9 +268,10 @@ class Replica:
     def _start(self, held: _Held, sitting: _Sitting) -> None:
         rollout = sitting.rollout
         size = held.task.prompt + rollout.kept
+        fresh = self._fresh(held, sitting)
         if rollout.kept:
-            self.tally.prefilled_again += size
-        sitting.sequence = Sequence(size, rollout.left, self._fresh(held, sitting), user=False)
+            self.tally.prefilled_again += fresh
+        sitting.sequence = Sequence(size, rollout.left, fresh, user=False)
         held.cached_at = self._pushes
         self._sitting[sitting.sequence] = sitting
         self.engine.running.append(sitting.sequence)

@@ -78,12 +78,12 @@ async def _measure(fleet: CoserveFleet, users: Users, plan: Plan, figures: Figur
         if "slo" not in figures.content:
             await _idle(one, figures)
         slo = Slo(**figures.content["slo"])
-        if "capacity" not in figures.content:
+        wanted = [cell for cell in cells(plan.arms, plan.loads, plan.sweep) if cell.key not in figures.cells]
+        if "capacity" not in figures.content and any(cell.load for cell in wanted):
             await _capacity(one, slo, figures)
         await one.pusher.prepare()
         if "copy_s" not in figures.content:
             figures.put(copy_s=latencies(copy_times(one.pusher.num_bytes, directory)), push_bytes=one.pusher.num_bytes)
-        wanted = [cell for cell in cells(plan.arms, plan.loads, plan.sweep) if cell.key not in figures.cells]
         for batch in batches(wanted):
             rounds = await _rounds(one, batch, slo, plan, figures)
             for cell in batch:
@@ -102,8 +102,8 @@ async def _rounds(
         for cell in batch if turn % 2 == 0 else reversed(batch):
             place = f"{cell.key}, round {turn + 1} of {turns}" if turns > 1 else cell.key
             async with _progress(one, place):
-                rate = figures.content["capacity"]["rate"]
-                found[cell].append(await one.cell(cell, slo, rate, turn=turn, turns=turns))
+                capacity = figures.content["capacity"]["rate"] if cell.load else 0.0
+                found[cell].append(await one.cell(cell, slo, capacity, turn=turn, turns=turns))
     return found
 
 

@@ -11,7 +11,7 @@ from rollout.client import RolloutClient
 from tests.killed_push import delivered, healthy, hurt, interrupted_push, trainer, users
 from tests.running_fleet import run_fleet
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 _GROUPS = 120
 

@@ -15,7 +15,7 @@ from rollout.client import RolloutClient
 from tests.processes import wait_until_gone
 from tests.running_fleet import RunningFleet
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 _REAPED_S = 30.0
 _DEAD_ENGINE_S = 3.0

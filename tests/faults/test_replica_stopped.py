@@ -19,7 +19,7 @@ from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from tests.running_fleet import RunningFleet, free_port, run_configured, write_toml
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 _LONGEST = 500
 _GROUPS = 100

@@ -6,6 +6,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,16 @@ from deploy.redis_wire import ask, connect
 from rollout.errors import StoreUnavailable
 from rollout.redis_queue import RedisQueue
 from tests.queue_records import a_request, connected
+
+
+def keepers_of(lock: Path) -> list[psutil.Process]:
+    """Those of a server, by the lock that they are told of; one that was just forked is called what its parent is."""
+    deadline = time.monotonic() + 10.0
+    while True:
+        found = [p for p in psutil.process_iter(["cmdline"]) if str(lock) in (p.info["cmdline"] or [])]
+        if found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.02)
 
 
 def gone(pid: int) -> bool:
@@ -113,7 +124,7 @@ def test_a_server_without_members_is_stopped_though_its_directory_was_removed(tm
     server = EmbeddedRedis(tmp_path / "data")
     server.start()
     process = psutil.Process(server.pid)
-    keepers = [p for p in psutil.process_iter(["cmdline"]) if str(server._lock) in (p.info["cmdline"] or [])]
+    keepers = keepers_of(server._lock)
     shutil.rmtree(tmp_path / "data")
     server.stop()
     process.wait(timeout=40)
@@ -176,7 +187,7 @@ def test_a_server_whose_members_were_all_killed_is_stopped(tmp_path: Path) -> No
     process = context.Process(target=member, args=(tmp_path, joined, leave))
     process.start()
     server = psutil.Process(joined.get(timeout=30))
-    keepers = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path / "lock") in (p.info["cmdline"] or [])]
+    keepers = keepers_of(tmp_path / "lock")
     assert len(keepers) == 1
     process.kill()
     server.wait(timeout=40)
@@ -185,7 +196,7 @@ def test_a_server_whose_members_were_all_killed_is_stopped(tmp_path: Path) -> No
 
 def test_the_keeper_leaves_with_the_server(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path):
-        keepers = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path / "lock") in (p.info["cmdline"] or [])]
+        keepers = keepers_of(tmp_path / "lock")
         assert len(keepers) == 1
     assert not psutil.wait_procs(keepers, timeout=10)[1]
 

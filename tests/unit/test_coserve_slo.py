@@ -95,3 +95,14 @@ def test_a_rate_that_its_confirmation_refutes_is_stepped_down_from() -> None:
     assert (lower.good, lower.bad) == (pytest.approx(4.0 / search.width), 4.0)
     assert lower.rate() == lower.good
     assert lower.after(lower.good, TARGET).rate() is None
+
+
+def test_a_search_with_users_too_few_to_fill_the_seats_ends_with_an_error() -> None:
+    search = CapacitySearch()
+    with pytest.raises(
+        ValueError, match=r"95% of users alone.* at 512 a second still.*1\.02e\+03, is above ceiling=1000"
+    ):
+        for _ in range(20):
+            rate = search.rate()
+            assert rate is not None
+            search = search.after(rate, 1.0)

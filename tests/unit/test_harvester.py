@@ -25,6 +25,23 @@ async def test_a_group_larger_than_all_seats_runs_in_waves() -> None:
     assert len(set(stand.engine.seeds[:11])) == 11
 
 
+async def test_a_groups_prompt_is_computed_once_and_then_its_other_samples_start_together() -> None:
+    stand = Stand(capacity=8)
+    stand.seats.pace = 6
+    stand.engine.open.clear()
+    submission = await stand.queue.submit([request(n=4, prompt_ids=(1, 2, 3, 4, 5))])  # of which 4 tokens are shared
+    async with stand.running():
+        await stand.engine.started.wait()
+        await asyncio.sleep(0.03)
+        assert len(stand.engine.running) == 1
+        stand.engine.written = 1
+        async with asyncio.timeout(5):
+            while len(stand.engine.running) < 4:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+        stand.engine.open.set()
+        await stand.until(submission.group_ids[0], GroupState.DELIVERED)
+
+
 async def test_nothing_is_leased_while_seats_are_taken() -> None:
     stand = Stand(capacity=2)
     stand.engine.open.clear()

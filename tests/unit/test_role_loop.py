@@ -49,6 +49,9 @@ class Engine:
     def users(self) -> Mapping[str, RequestTimes]:
         return {}
 
+    def cached_prefix(self, size: int) -> int:
+        return size // 4 * 4
+
     async def pause(self) -> None: ...
 
     async def resume(self) -> None: ...

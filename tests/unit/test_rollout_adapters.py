@@ -24,6 +24,7 @@ class Request:
     def __init__(self, adapter: Adapter | None) -> None:
         self.adapter = adapter
         self.size = 1
+        self.reused = 0
         self._end = asyncio.get_running_loop().create_future()
         self.was_cut = False
 
@@ -49,6 +50,9 @@ class Engine:
     """Has places like vLLM's, and dies where it would unload an adapter that is in use."""
 
     max_model_len, max_scored_tokens, vocab_size, dead = 64, 63, 100, False
+
+    def cached_prefix(self, size: int) -> int:
+        return size // 4 * 4
 
     def __init__(self) -> None:
         self.loaded: dict[int, Adapter] = {}

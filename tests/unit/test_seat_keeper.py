@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from rollout.board import ReplicaRole
+from services import seat_keeper
 from services.config import HarvestConfig
 from services.idle_speed import IdleSpeed
 from services.seat_keeper import SeatKeeper
@@ -118,7 +119,15 @@ async def test_prompts_of_rollouts_are_computed_at_the_pace_that_the_slo_has_roo
     assert keeper.seats.pace == 37  # a quarter of what 0.2 s leave beside 0.05 s
     keeper.allow(ReplicaRole.ROLLOUT)
     assert keeper.seats.pace == 200
-    assert keeper_of(engine, SloConfig(), prefill_tokens=200).seats.pace == 200
+
+
+async def test_without_an_slo_prompts_of_rollouts_make_no_step_more_than_twice_as_long_as_full_seats_do(
+    engine: Engine,
+) -> None:
+    keeper = keeper_of(engine, SloConfig(), prefill_tokens=200)
+    assert keeper.seats.pace == 200
+    keeper.calibrate(IdleSpeed(0.05, 0.02, 8.0, prefill_token_s=0.001))
+    assert keeper.seats.pace == int(TOTAL * 0.02 / 8.0 / 0.001)
 
 
 async def test_a_breach_takes_every_seat_and_is_counted(engine: Engine) -> None:
@@ -187,6 +196,41 @@ async def test_no_slo_is_kept_to_where_users_and_rollouts_never_meet(engine: Eng
     assert (keeper.breaches, keeper.seats.capacity) == (0, TOTAL)
     keeper.configure(HarvestConfig(max_seats=3), SLO)
     assert keeper.seats.capacity == 3
+
+
+async def test_after_new_weights_users_who_waited_get_their_first_token_before_rollouts_are_back(
+    engine: Engine,
+) -> None:
+    keeper = keeper_of(engine, SloConfig())
+    (rollout,) = sat(keeper, 1)
+
+    async def load() -> None:
+        async with keeper.aside():
+            engine.requests = {"waited": RequestTimes(engine.now - 0.2, None, None, 0)}
+
+    loading = asyncio.create_task(load())
+    await asyncio.sleep(0)
+    keeper.seats.leave(rollout)
+    back = keeper.seats.ask(prefill=1, again=rollout)
+    await asyncio.sleep(0.02)
+    assert (keeper.rollouts_aside, loading.done()) == (True, False)
+    engine.requests = {
+        "waited": RequestTimes(engine.now - 0.2, engine.now, engine.now, 1),
+        "later": RequestTimes(engine.now + 0.1, None, None, 0),
+    }
+    await asyncio.wait_for(loading, 0.5)
+    assert (keeper.rollouts_aside, back.seated.done()) == (False, True)
+
+
+async def test_a_user_whose_prompt_takes_long_keeps_rollouts_aside_for_a_bounded_time(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seat_keeper, "_FIRST_TOKENS_S", 0.02)
+    keeper = keeper_of(engine, SloConfig())
+    engine.requests = {"long": RequestTimes(engine.now - 0.2, None, None, 0)}
+    async with asyncio.timeout(1), keeper.aside():
+        pass
+    assert not keeper.rollouts_aside
 
 
 async def test_rollouts_step_aside_even_where_users_may_not_take_their_seats(engine: Engine) -> None:

@@ -112,6 +112,20 @@ async def test_as_many_stay_as_rollouts_can_have(changes: list[tuple[int, int]],
                 tickets.remove(ticket)
 
 
+async def test_what_a_seated_sample_of_the_same_prompt_has_computed_is_not_counted() -> None:
+    seats = Seats(8, pace=100)
+    first, *siblings = (seats.ask(prefill=90, family="one", shared=60) for _ in range(4))
+    assert [t.seated.done() for t in siblings] == [False, False, False]  # the prompt is not computed yet
+    seats.started(first)
+    assert [t.seated.done() for t in siblings] == [True, True, True]  # 30 tokens of each are left
+    other = seats.ask(prefill=90, family="other", shared=60)
+    assert not other.seated.done()
+    for ticket in (first, *siblings):
+        seats.leave(ticket)
+    assert other.seated.done()
+    assert not seats.ask(prefill=90, family="one", shared=60).seated.done()  # all of the family have left
+
+
 async def test_samples_without_a_token_share_the_prefill_and_one_alone_may_have_more() -> None:
     seats = Seats(8, pace=100)
     large, *others = (seats.ask(prefill=size) for size in (300, 60, 40, 10))

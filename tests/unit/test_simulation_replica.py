@@ -129,6 +129,24 @@ def test_after_a_push_users_go_on_with_what_was_computed_and_rollouts_are_prefil
     asyncio.run(inside())
 
 
+def test_after_a_push_users_who_waited_have_their_first_token_before_a_rollout_is_back() -> None:
+    async def inside() -> None:
+        bench = Bench(scene(guard=False))
+        bench.replica.look()
+        while bench.replica.rollouts < SEATS or any(s.fresh for s in bench.replica.engine.running):
+            bench.step()
+        bench.replica.push()
+        bench.step()
+        bench.replica.arrive(bench.now, 10, 50)
+        while not bench.replica.engine.running:
+            bench.step()
+        assert [s.user for s in bench.replica.engine.running] == [True]
+        bench.step()
+        assert not all(s.user for s in bench.replica.engine.running)
+
+    asyncio.run(inside())
+
+
 def test_groups_stay_through_a_push_that_takes_longer_than_a_group_waits_for_a_seat() -> None:
     async def inside() -> None:
         one = scene(guard=False, give_back_s=1.0)

@@ -132,7 +132,7 @@ class Machine:
         return Machine.Sequence(self, len(prompt_ids), sampling.max_tokens)
 
     class Sequence:
-        size = 0
+        size = reused = 0
 
         def __init__(self, machine: "Machine", prompt: int, tokens: int) -> None:
             self.machine, self.tokens = machine, tokens

