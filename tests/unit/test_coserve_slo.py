@@ -98,11 +98,13 @@ def test_a_rate_that_its_confirmation_refutes_is_stepped_down_from() -> None:
 
 
 def test_a_search_with_users_too_few_to_fill_the_seats_ends_with_an_error() -> None:
-    search = CapacitySearch()
+    def to_the_end(now: CapacitySearch) -> None:
+        for _ in range(20):
+            rate = now.rate()
+            assert rate is not None
+            now = now.after(rate, 1.0)
+
     with pytest.raises(
         ValueError, match=r"95% of users alone.* at 512 a second still.*1\.02e\+03, is above ceiling=1000"
     ):
-        for _ in range(20):
-            rate = search.rate()
-            assert rate is not None
-            search = search.after(rate, 1.0)
+        to_the_end(CapacitySearch())
