@@ -6,7 +6,7 @@ rollouts   rollouts alone in every seat: what the machine can harvest
 users      users alone, at each load and over a compressed day
 guard      users and rollouts, the seat guard holding the SLO
 unguarded  users and rollouts with nothing but vLLM's priority
-constant   users and rollouts with a fixed number of seats, whose best is the oracle that the guard is held against
+constant   users and rollouts with a fixed number of seats; a bisection finds the oracle that the guard is held against
 arrival    single users who find every seat held by rollouts
 
 Writes coserve.json after each of them, coserve.png, and coserve/<cell>.json with every request and heartbeat; --resume
@@ -26,15 +26,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from copying import copy_times
-from coserve.arms import ARMS, ARRIVAL, DAY, GUARD, ROLLOUTS, UNGUARDED, USERS, Cell, batches, cells
+from coserve.arms import ARMS, ARRIVAL, CONSTANT, DAY, GUARD, ROLLOUTS, UNGUARDED, USERS, Cell, batches, cells
 from coserve.figures import Figures
 from coserve.fleet import CoserveFleet
 from coserve.measure import Seen, arrival_figures, latencies, record
 from coserve.plan import QUICK, Plan
 from coserve.plot import draw
-from coserve.report import DEFINITIONS, comparison, table
+from coserve.report import DEFINITIONS, comparison, keeps_slo, table
 from coserve.session import Session, session
 from coserve.slo import CapacitySearch, Slo, slo_of
+from coserve.sweep import Sweep
 from coserve.users import Users
 from environment import machine, versions
 from plan_arguments import add_numbers, with_numbers
@@ -78,18 +79,38 @@ async def _measure(fleet: CoserveFleet, users: Users, plan: Plan, figures: Figur
         if "slo" not in figures.content:
             await _idle(one, figures)
         slo = Slo(**figures.content["slo"])
-        wanted = [cell for cell in cells(plan.arms, plan.loads, plan.sweep) if cell.key not in figures.cells]
-        if "capacity" not in figures.content and any(cell.load for cell in wanted):
+        wanted = [cell for cell in cells(plan.arms, plan.loads) if cell.key not in figures.cells]
+        sweeps = plan.loads if CONSTANT in plan.arms else ()
+        if "capacity" not in figures.content and (sweeps or any(cell.load for cell in wanted)):
             await _capacity(one, slo, figures)
         await one.pusher.prepare()
         if "copy_s" not in figures.content:
             figures.put(copy_s=latencies(copy_times(one.pusher.num_bytes, directory)), push_bytes=one.pusher.num_bytes)
         for batch in batches(wanted):
-            rounds = await _rounds(one, batch, slo, plan, figures)
-            for cell in batch:
-                _keep(rounds[cell], slo, plan, figures)
+            await _batch(one, batch, slo, plan, figures)
             left = sum(cell.key not in figures.cells for cell in wanted)
-            _say(f"{left} cells to go\n{table({cell.key: figures.cells[cell.key] for cell in batch})}")
+            _say(f"{left} cells{' and the constants' if sweeps else ''} to go")
+        for load in sweeps:
+            await _sweep(one, load, slo, plan, figures)
+
+
+async def _batch(one: Session, batch: Sequence[Cell], slo: Slo, plan: Plan, figures: Figures) -> None:
+    rounds = await _rounds(one, batch, slo, plan, figures)
+    for cell in batch:
+        _keep(rounds[cell], slo, plan, figures)
+    _say(f"\n{table({cell.key: figures.cells[cell.key] for cell in batch})}")
+
+
+async def _sweep(one: Session, load: str, slo: Slo, plan: Plan, figures: Figures) -> None:
+    """The constants that find the oracle of a load."""
+    search = Sweep(plan.seats)
+    while (seats := search.seats()) is not None:
+        cell = Cell(CONSTANT, load, seats)
+        if cell.key not in figures.cells:
+            await _batch(one, [cell], slo, plan, figures)
+        kept = keeps_slo(figures.cells[cell.key], figures.cells[Cell(USERS, load).key])
+        _say(f"{seats} rollouts {'keep' if kept else 'break'} the SLO at {load}")
+        search = search.after(seats, kept=kept)
 
 
 async def _rounds(
@@ -162,8 +183,11 @@ def _say(text: str) -> None:
 
 def _plan(arguments: argparse.Namespace) -> Plan:
     plan = QUICK if arguments.quick else Plan()
-    given = {name: tuple(getattr(arguments, name)) for name in ("arms", "loads", "sweep") if getattr(arguments, name)}
-    return with_numbers(replace(plan, **given), arguments)
+    given = {name: tuple(getattr(arguments, name)) for name in ("arms", "loads") if getattr(arguments, name)}
+    plan = with_numbers(replace(plan, **given), arguments)
+    if CONSTANT in plan.arms and USERS not in plan.arms:
+        raise SystemExit(f"--arms {CONSTANT} is held against --arms {USERS}: give both")
+    return plan
 
 
 def _arguments() -> argparse.Namespace:
@@ -172,7 +196,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="keep what coserve.json has")
     parser.add_argument("--arms", action="append", choices=ARMS)
     parser.add_argument("--loads", action="append", help="per cent of capacity, or `day`")
-    parser.add_argument("--sweep", action="append", type=int, help="seats of the oracle's constants")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"))
     parser.add_argument("--port", type=int, default=_PORT)
     add_numbers(parser, Plan)

@@ -10,7 +10,8 @@ from tests.bench.coserve.arms import ARMS, CONSTANT, DAY, GUARD, ROLLOUTS, USERS
 from tests.bench.coserve.beats import Beat, blocks, harvest_rate, kept_at
 from tests.bench.coserve.bootstrap import interval, paired_interval
 from tests.bench.coserve.harvest_share import Constant, efficiency, oracle
-from tests.bench.coserve.report import comparison
+from tests.bench.coserve.report import comparison, keeps_slo
+from tests.bench.coserve.sweep import Sweep
 
 
 def test_efficiency_is_the_share_of_what_users_leave() -> None:
@@ -57,9 +58,20 @@ def test_pairs_of_the_same_users_differ_by_nothing_where_nothing_changed() -> No
 
 
 def test_every_cell_has_a_key_of_its_own_and_rollouts_alone_come_first() -> None:
-    found = cells(ARMS, ("20", DAY), (2, 4))
+    found = cells(ARMS, ("20", DAY))
     assert found[0].arm == ROLLOUTS
-    assert len({cell.key for cell in found}) == len(found) == 2 + 2 * 3 + 2 * 2
+    assert len({cell.key for cell in found}) == len(found) == 2 + 2 * 3
+
+
+@pytest.mark.parametrize("best", [0, 1, 5, 16, 30, 32])
+def test_a_sweep_finds_the_most_seats_that_keep_the_slo_within_its_width(best: int) -> None:
+    search, asked = Sweep(32), []
+    while (seats := search.seats()) is not None:
+        asked.append(seats)
+        search = search.after(seats, kept=seats <= best)
+    assert best - 1 <= search.kept <= best
+    assert len(asked) <= 5
+    assert len(set(asked)) == len(asked)
 
 
 def _record(arm: str, inside: str, harvested: float, seats: int | None = None) -> dict[str, object]:
@@ -82,6 +94,8 @@ def test_constants_are_compared_with_the_users_that_they_met() -> None:
         "constant-4@50": _record(CONSTANT, "11", 100.0, 4),
         "constant-8@50": _record(CONSTANT, "01", 200.0, 8),
     }
+    assert keeps_slo(records["constant-4@50"], records["users@50"])
+    assert not keeps_slo(records["constant-8@50"], records["users@50"])
     found = comparison(records, ("20", "50"))
     assert list(found) == ["50"]
     assert found["50"]["guard"]["attainment_lost"] == 0.0

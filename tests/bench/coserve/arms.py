@@ -9,8 +9,6 @@ from .slo import Slo
 LOADS = ("20", "50", "80")
 """Per cent of the capacity of users alone."""
 DAY = "day"
-SWEEP = (2, 4, 8, 12, 16, 24, 28)
-"""Constant seats of the oracle; none at all is the arm `users`."""
 USERS, GUARD, UNGUARDED, ROLLOUTS, ARRIVAL, CONSTANT = "users", "guard", "unguarded", "rollouts", "arrival", "constant"
 ARMS = (ROLLOUTS, USERS, GUARD, UNGUARDED, ARRIVAL, CONSTANT)
 
@@ -39,13 +37,11 @@ class Cell:
         return self.arm != USERS
 
 
-def cells(arms: Sequence[str], loads: Sequence[str], sweep: Sequence[int]) -> list[Cell]:
-    """In the order in which they are run: rollouts alone first, which the others are compared with, the sweep last."""
+def cells(arms: Sequence[str], loads: Sequence[str]) -> list[Cell]:
+    """In the order in which they are run: rollouts alone first, which the others are compared with. Constants come
+    after them, each when it is known what the one before did."""
     found = [Cell(arm) for arm in (ROLLOUTS, ARRIVAL) if arm in arms]
-    found += [Cell(arm, load) for load in loads for arm in (USERS, GUARD, UNGUARDED) if arm in arms]
-    if CONSTANT in arms:
-        found += [Cell(CONSTANT, load, seats) for load in loads for seats in sweep]
-    return found
+    return found + [Cell(arm, load) for load in loads for arm in (USERS, GUARD, UNGUARDED) if arm in arms]
 
 
 def batches(cells: Sequence[Cell]) -> list[list[Cell]]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from .arms import ARMS, DAY, GUARD, LOADS, ROLLOUTS, SWEEP, UNGUARDED, USERS
+from .arms import ARMS, DAY, GUARD, LOADS, ROLLOUTS, UNGUARDED, USERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +11,6 @@ class Plan:
 
     arms: tuple[str, ...] = ARMS
     loads: tuple[str, ...] = (*LOADS, DAY)
-    sweep: tuple[int, ...] = SWEEP
     seed: int = 1
     seats: int = 32
     """Of the engine."""

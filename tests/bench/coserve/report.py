@@ -59,10 +59,20 @@ def _beside(cell: Record, users: Record) -> dict[str, Any]:
     }
 
 
+def keeps_slo(constant: Record, users: Record) -> bool:
+    """Whether it costs users no more than MARGIN, of those that it met."""
+    return bool(constant["attainment"] >= _alone(users, constant["requests"]) - MARGIN - 1e-9)
+
+
+def _alone(users: Record, counted: int) -> float:
+    """Attainment of the first so many."""
+    return sum(_inside(users)[:counted]) / counted
+
+
 def _oracle(constants: Sequence[Record], users: Record, guard: Record | None) -> dict[str, Any]:
     """Beside the same users, of whom a constant may have met only the first."""
     counted = min(cell["requests"] for cell in constants)
-    alone = sum(_inside(users)[:counted]) / counted
+    alone = _alone(users, counted)
     found = {cell["seats"]: Constant(cell["attainment"], cell["harvested_tokens_s"]) for cell in constants}
     found[0] = Constant(alone, 0.0)
     best = oracle(found, alone)

@@ -80,7 +80,7 @@ class CapacitySearch:
         if rate > self.ceiling:
             raise ValueError(
                 f"capacity: {TARGET:.0%} of users alone are inside the SLO at {self.good:.3g} a second still, and the"
-                f" next rate, {rate:.3g}, is above ceiling={self.ceiling:g}: a probe has too few users to fill the seats"
+                f" next rate, {rate:.3g}, is above ceiling={self.ceiling:g}: its probes have too few users"
             )
         return rate
 
