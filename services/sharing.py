@@ -1,7 +1,7 @@
 """How versions get into an engine, and how that is rehearsed, by the fleet's `sharing.mode`."""
 
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
 from services.adapter_rehearsal import rehearse_adapter
@@ -16,10 +16,12 @@ WayIn = WeightSwap | RolloutAdapters
 
 
 def way_in(config: FleetConfig, engine: VllmEngine, aside: Callable[[], AbstractAsyncContextManager[None]]) -> WayIn:
-    """Whole weights in the place of the engine's, for which rollouts step aside, or adapters beside them."""
+    """Whole weights in the place of the engine's, for which rollouts step `aside` unless they keep what is computed of
+    them, or adapters beside them."""
     sharing, watchdog_s = config.sharing, config.push.watchdog_s
     if sharing.mode != "adapter":
-        return WeightSwap(engine, watchdog_s=watchdog_s, aside=aside)
+        keep = config.push.rollouts == "keep"
+        return WeightSwap(engine, watchdog_s=watchdog_s, aside=nullcontext if keep else aside)
     return RolloutAdapters(
         engine,
         places=sharing.rollout_adapters,

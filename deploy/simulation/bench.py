@@ -20,7 +20,8 @@ from services.slo import SloConfig
 USER_PROMPT, USER_TOKENS = 64, 64
 """Of each user of the bench."""
 _ENGINE = {"long_prefill_token_threshold": 64}
-"""As the bench's fleet has it."""
+_PUSH = {"rollouts": "keep"}
+"""Both as the bench's fleet has them."""
 _WARM_S = 10.0
 _PARTS = 24
 
@@ -159,7 +160,8 @@ def predict(bench: Bench, cell: Cell, model: EngineModel, *, seconds: float, see
 def scene_of(bench: Bench, cell: Cell, model: EngineModel) -> Scene:
     """The fleet as the bench has it in this arm."""
     harvest, guarded = _arm(cell)
-    options: dict[str, Any] = {"engine": _ENGINE | {"max_num_seqs": bench.plan.seats}, "harvest": harvest}
+    engine = _ENGINE | {"max_num_seqs": bench.plan.seats}
+    options: dict[str, Any] = {"engine": engine, "push": _PUSH, "harvest": harvest}
     if guarded:
         options["slo"] = {"ttft_s": bench.slo.ttft_s, "tpot_s": bench.slo.tpot_s}
     return Scene(

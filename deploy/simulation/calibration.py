@@ -99,18 +99,29 @@ def _closer(bench: Bench, cells: Sequence[Cell], model: EngineModel, seconds: fl
 def _miss(bench: Bench, cell: Cell, model: EngineModel, seconds: float) -> float | None:
     """Logarithm of measured beside simulated time between tokens, with as many rollouts as were measured: a guard would
     make up for steps that are wrong."""
-    held = cell if cell.arm in {"users", "rollouts"} else cell.model_copy(update=_constant(cell))
-    predicted = predict(bench, held, model, seconds=seconds)
+    tpot_s, harvest_s = 0.0, 0.0
+    for weight, held in _held(cell):
+        predicted = predict(bench, held, model, seconds=seconds)
+        tpot_s += weight * (predicted.tpot_p50_s or 0.0)
+        harvest_s += weight * predicted.harvest_s
     found = []
-    if cell.tpot_s.p50 and predicted.tpot_p50_s:
-        found.append(math.log(cell.tpot_s.p50 / predicted.tpot_p50_s))
-    if cell.harvested_tokens_s and predicted.harvest_s and cell.arm != "users":
-        found.append(math.log(predicted.harvest_s / cell.harvested_tokens_s))
+    if cell.tpot_s.p50 and tpot_s:
+        found.append(math.log(cell.tpot_s.p50 / tpot_s))
+    if cell.harvested_tokens_s and harvest_s and cell.arm != "users":
+        found.append(math.log(harvest_s / cell.harvested_tokens_s))
     return max(-_MOST_MISSED, min(_MOST_MISSED, sum(found) / len(found))) if found else None
 
 
-def _constant(cell: Cell) -> dict[str, object]:
-    return {"arm": "constant", "seats": round(cell.rollouts)}
+def _held(cell: Cell) -> list[tuple[float, Cell]]:
+    """The cell with its mean of rollouts held all the time: that between the two whole numbers beside it, weighted."""
+    if cell.arm in {"users", "rollouts"}:
+        return [(1.0, cell)]
+    fewer = math.floor(cell.rollouts)
+    above = cell.rollouts - fewer
+    weighted = [(1.0 - above, fewer), (above, fewer + 1)]
+    return [
+        (weight, cell.model_copy(update={"arm": "constant", "seats": seats})) for weight, seats in weighted if weight
+    ]
 
 
 def _waits_missed(bench: Bench, cells: Sequence[Cell], model: EngineModel) -> float:

@@ -217,7 +217,8 @@ class Replica:
 
     def _load(self) -> None:
         self._wants_push = False
-        self._step_aside()
+        if self._recomputes:
+            self._step_aside()
         self._pushes += 1
         self._still_until = self._clock() + self._pause_s
         if not self._pause_s:
@@ -239,9 +240,15 @@ class Replica:
         return kept + (min(prompt, _BLOCK) if held.cached_at == self._pushes else prompt)
 
     @property
+    def _recomputes(self) -> bool:
+        return self._options.push.rollouts == "recompute"
+
+    @property
     def _users_waited(self) -> bool:
-        """Whether users who came before a load was over have no token yet."""
-        return any(user.first_at is None and user.arrived_at <= self._still_until for user in self._users.values())
+        """Whether users who came before a load was over have no token yet; rollouts that stepped aside wait for it."""
+        return self._recomputes and any(
+            user.first_at is None and user.arrived_at <= self._still_until for user in self._users.values()
+        )
 
     def _lease(self) -> None:
         while not self.stopping and self.keeper.seats.free and (task := self._work.lease()) is not None:

@@ -10,6 +10,7 @@ from tests.bench.fleet_toml import fleet_toml
 
 # float32: processors without bfloat16 instructions compute it the slower way. Small blocks: what a cut sample has is
 # found in the prefix cache but for the last of them. A step computes no more of a rollout's prompt than of a user's.
+# Pushes come so often that rollouts would be computed again half of the time.
 _ENGINE = """\
 [fleet.engine]
 dtype = "float32"
@@ -18,6 +19,8 @@ max_num_seqs = {seats}
 long_prefill_token_threshold = 64
 [fleet.engine.extra]
 block_size = 32
+[fleet.push]
+rollouts = "keep"
 """
 
 

@@ -16,7 +16,7 @@ from deploy.simulation.replica import Replica
 from deploy.simulation.scene import Scene
 from deploy.simulation.work import Training, Work
 from rollout.errors import ConfigError
-from services.config import FleetOptions
+from services.config import FleetOptions, PushConfig
 from services.slo import SloConfig
 from trainer.config import StalenessConfig
 
@@ -125,6 +125,25 @@ def test_after_a_push_users_go_on_with_what_was_computed_and_rollouts_are_prefil
         assert fresh[True] == 0
         assert fresh[False] > 0
         assert {s for s in bench.replica.engine.running if s.user} <= running
+
+    asyncio.run(inside())
+
+
+def test_rollouts_that_keep_what_is_computed_go_on_after_a_push() -> None:
+    async def inside() -> None:
+        one = scene(guard=False)
+        options = one.options.model_copy(update={"push": PushConfig(rollouts="keep")})
+        bench = Bench(replace(one, options=options))
+        bench.replica.look()
+        while bench.replica.rollouts < SEATS or any(s.fresh for s in bench.replica.engine.running):
+            bench.step()
+        running = set(bench.replica.engine.running)
+        bench.replica.push()
+        bench.step()
+        while not bench.replica.engine.running:
+            bench.step()
+        assert set(bench.replica.engine.running) <= running
+        assert (bench.replica.tally.cuts, bench.replica.tally.prefilled_again) == (0, 0)
 
     asyncio.run(inside())
 

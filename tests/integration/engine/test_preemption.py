@@ -157,6 +157,23 @@ async def test_a_sample_cut_before_a_push_goes_on_with_the_new_weights_and_says_
     assert spans[0].stop == spans[1].start >= 5
 
 
+async def test_samples_that_keep_what_is_computed_run_through_a_push_and_label_each_token(rig: Rig) -> None:
+    config = rig.config("kept")
+    config = config.model_copy(update={"push": config.push.model_copy(update={"rollouts": "keep"})})
+    async with rig.trainer(config) as (trainer, queue), rig.replica(config) as replica:
+        submission = await queue.submit([request(n=2, sampling=LONG)])
+        await seated(replica, 2)
+        await trainer.push(await trainer.publish(), replicas=1)
+        await trainer.beat_where(lambda b: b.version == 1)
+        (group,) = await finished(queue, submission.group_ids)
+        beat = replica.heartbeat()
+    assert (beat.rollout_cuts, beat.rollout_prefilled_again, beat.rollout_lost) == (0, 0, 0)
+    for sample in group.samples_G:
+        spans = sample.segments[0].version_spans
+        assert [span.version for span in spans] == [0, 1]
+        assert spans[0].stop == spans[1].start
+
+
 async def test_what_there_is_so_far_is_the_beginning_of_what_comes_in_the_end(rig: Rig) -> None:
     generation = rig.engine.begin((72, 73, 74), Sampling(max_tokens=60), seed=7)
     ending = asyncio.create_task(generation.ended())
