@@ -17,6 +17,7 @@ DEFINITIONS: Mapping[str, str] = {
     "attainment": "share of requests inside both limits; one that failed is not",
     "capacity": f"highest open-loop Poisson rate of users alone with an attainment of {TARGET:.0%} or more, confirmed",
     "load": "users a second as a per cent of capacity; `day`: a day's curve in minutes, its peak a share of capacity",
+    "pushes": "new weights every plan.push_every_s wherever there are rollouts, which keep their keys and values",
     "rollouts-only": "tokens/s that rollouts alone keep in every seat, pushes included",
     "harvested": "rollout tokens/s by the replica's tally, less those lost, in the time that users are measured",
     "rho": "users' tokens/s / rollouts-only",
