@@ -156,6 +156,9 @@ class PushConfig(Settings):
     staging_dir: str = "/dev/shm"  # noqa: S108 - shared memory is the point; each user has a 0700 directory in it
     collective: bool = True
     """False takes every version from the artefact."""
+    ahead: bool = True
+    """Load new weights beside those in use, and pause to change over alone. On CPU engines without compile, which then
+    hold the weights twice; others load in the pause."""
     rollouts: Literal["recompute", "keep"] = "recompute"
     """What rollouts in the engine do with the keys and values computed before new weights. "recompute": tokens of a
     version have all behind them computed by its weights too. "keep": nothing is computed again."""

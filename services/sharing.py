@@ -4,15 +4,19 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
+import structlog
+
 from services.adapter_rehearsal import rehearse_adapter
 from services.config import FleetConfig
-from services.rehearsal import rehearse
+from services.rehearsal import RehearsalFailed, rehearse
 from services.rollout_adapters import RolloutAdapters
 from services.staging import Staging
 from services.swap import WeightSwap
 from services.vllm_engine import USER_ADAPTER, VllmEngine
 
 WayIn = WeightSwap | RolloutAdapters
+
+_log = structlog.get_logger(__name__)
 
 
 def way_in(config: FleetConfig, engine: VllmEngine, aside: Callable[[], AbstractAsyncContextManager[None]]) -> WayIn:
@@ -21,7 +25,8 @@ def way_in(config: FleetConfig, engine: VllmEngine, aside: Callable[[], Abstract
     sharing, watchdog_s = config.sharing, config.push.watchdog_s
     if sharing.mode != "adapter":
         keep = config.push.rollouts == "keep"
-        return WeightSwap(engine, watchdog_s=watchdog_s, aside=nullcontext if keep else aside)
+        ahead = config.push.ahead
+        return WeightSwap(engine, watchdog_s=watchdog_s, aside=nullcontext if keep else aside, ahead=ahead)
     return RolloutAdapters(
         engine,
         places=sharing.rollout_adapters,
@@ -37,4 +42,12 @@ async def rehearsed(way: WayIn, config: FleetConfig, *, staging: Staging, dtype:
     tolerance = config.push.canary_tolerance
     if isinstance(way, RolloutAdapters):
         return await rehearse_adapter(way, model=model, staging=staging, dtype=dtype, tolerance=tolerance)
-    return await rehearse(way, model=model, staging=staging, dtype=dtype, tolerance=tolerance)
+    try:
+        return await rehearse(way, model=model, staging=staging, dtype=dtype, tolerance=tolerance)
+    except RehearsalFailed as failure:
+        if not way.ahead or way.broken:
+            raise
+        # a model of which two copies are not two models is loaded in the pause
+        _log.warning("rehearsed_again", ahead=False, why=str(failure))
+        way.ahead = False
+        return await rehearse(way, model=model, staging=staging, dtype=dtype, tolerance=tolerance)

@@ -30,6 +30,11 @@ class Engine(Protocol):
 
     async def resume(self) -> None: ...
 
+    async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
+        """Load a directory beside the weights in use, while generation goes on, so that its `reload` takes no time;
+        returns why that is not done, empty when it is."""
+        ...
+
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None: ...
 
     async def set_version(self, version: int) -> None: ...
@@ -73,7 +78,7 @@ class Weights(Protocol):
 
 
 class WeightSwap:
-    """pause(keep) -> reload -> label -> resume, within a watchdog; one at a time."""
+    """prepare -> pause(keep) -> reload -> label -> resume, the pause within a watchdog; one at a time."""
 
     def __init__(
         self,
@@ -81,13 +86,16 @@ class WeightSwap:
         *,
         watchdog_s: float,
         aside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        ahead: bool = True,
         refresh_tied_head: bool = True,
     ) -> None:
-        """Within `aside` the engine works on no rollout: their tokens are to be of the weights that they say, from the
-        first one computed to the last, while users' requests go on with what was computed of them."""
+        """With `ahead` the engine prepares what it can before it pauses. Within `aside` it works on no rollout: their
+        tokens are to be of the weights that they say, from the first one computed to the last, while users' requests go
+        on with what was computed of them."""
         self._engine = engine
         self._aside = aside
         self._watchdog_s = watchdog_s
+        self.ahead = ahead
         self._refresh_tied_head = refresh_tied_head
         self.broken = ""
         """Why the engine must be replaced; empty while it is well."""
@@ -118,6 +126,8 @@ class WeightSwap:
         """
         if self.broken:
             raise EngineBroken(self.broken)
+        if self.ahead:
+            await self._prepare(directory)
         async with self._aside():
             started, self.still_until = time.monotonic(), math.inf
             loading = asyncio.create_task(self._load(directory, version, fallback))
@@ -154,6 +164,17 @@ class WeightSwap:
     async def scores(self, token_ids: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
         """What the engine computes for each sequence, as `Canary.logprobs`."""
         return await _scores(token_ids, self._engine.score)
+
+    async def _prepare(self, directory: Path) -> None:
+        """What is not prepared is loaded in the pause."""
+        try:
+            why = await self._engine.prepare(
+                directory, refresh_tied_head=self._refresh_tied_head, within_s=self._watchdog_s
+            )
+        except Exception as error:
+            why = repr(error)
+        if why:
+            _log.info("weights_not_prepared", directory=str(directory), why=why)
 
     async def _load(self, directory: Path, version: int, fallback: Path | None) -> None:
         await self._engine.pause()

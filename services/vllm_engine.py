@@ -31,6 +31,8 @@ USER_ADAPTER = 1
 """Number of the adapter that users are on; those of rollouts come after it."""
 
 _CUT_AGAIN_S = 0.005
+_PREPARATION_LOOK_S = 0.02
+"""Between two looks; each holds the engine up for a moment."""
 
 
 class VllmEngine:
@@ -40,6 +42,7 @@ class VllmEngine:
         """`client` must keep statistics (`disable_log_stats` is false)."""
         self._client = client
         self._loads = 0
+        self._prepared: Path | None = None
         self.step_log = StepLog()
         self.user_adapter: Adapter | None = None
         """What users are on; None for the model itself."""
@@ -152,11 +155,31 @@ class VllmEngine:
     async def resume(self) -> None:
         await self._client.resume_generation()
 
+    async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
+        """Have the workers load a directory beside the weights in use. Returns why they did not, empty when they did;
+        see `weights_ahead`."""
+        self._prepared, until = None, time.monotonic() + within_s
+        arguments = {"directory": str(directory), "refresh_tied_head": refresh_tied_head}
+        await self._client.collective_rpc("prepare_weights", kwargs=arguments)
+        states = await self._client.collective_rpc("preparation")
+        while not all(over for over, _ in states):
+            if time.monotonic() > until:
+                return f"not within {within_s:g} s"
+            await asyncio.sleep(_PREPARATION_LOOK_S)
+            states = await self._client.collective_rpc("preparation")
+        why = next((str(why) for _, why in states if why), "")
+        self._prepared = None if why else directory
+        return why
+
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
-        """Load a Hugging Face directory in place; call while paused.
+        """Load a Hugging Face directory in place, or change over to it where it was prepared; call while paused.
 
         No timeout is passed to the workers: a late reply would be taken for the result of the next step.
         """
+        prepared, self._prepared = self._prepared, None
+        if prepared == directory:
+            await self._client.collective_rpc("take_prepared", kwargs={"directory": str(directory)})
+            return
         await self._client.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
         if refresh_tied_head:
             await self._client.collective_rpc("refresh_tied_head")

@@ -12,8 +12,10 @@ from vllm.platforms import current_platform
 from rollout.push_group import Seat
 from services.background_receive import BackgroundReceive
 from services.transports import nccl, nccl_refusal
+from services.weights_ahead import WeightsAhead
 
 _push = BackgroundReceive()
+_ahead = WeightsAhead()
 
 
 class WorkerExtension:
@@ -23,6 +25,7 @@ class WorkerExtension:
     rank: int
     device: Any
     parallel_config: Any
+    vllm_config: Any
     add_lora: Callable[[LoRARequest], bool]
 
     def refresh_tied_head(self) -> bool:
@@ -33,17 +36,24 @@ class WorkerExtension:
         while everything else is new. An untied head is a layer of its own and is packed again by the reload; GPUs keep
         no copy.
         """
-        if not current_platform.is_cpu():
-            return False
-        model = self.model_runner.get_model()
-        language_model = model.get_language_model() if hasattr(model, "get_language_model") else model
-        if not getattr(language_model.config, "tie_word_embeddings", False):
-            return False
-        head = getattr(language_model, "lm_head", None)
-        if head is None or not hasattr(head, "cpu_linear"):
-            return False
-        dispatch_cpu_unquantized_gemm(head, remove_weight=False)
-        return True
+        return _refresh_tied_head(self.model_runner.get_model())
+
+    def prepare_weights(self, directory: str, refresh_tied_head: bool) -> None:
+        """Begin to load a directory beside the weights in use, and return; see `WeightsAhead`."""
+        finish = _refresh_tied_head if refresh_tied_head else _nothing
+        _ahead.begin(self.model_runner.get_model(), self.vllm_config, directory, finish)
+
+    def preparation(self) -> tuple[bool, str]:
+        """Whether it is over, and why this worker has nothing to take then."""
+        return _ahead.state()
+
+    def take_prepared(self, directory: str) -> None:
+        """Compute with what is prepared from now on; call while paused. Raises RuntimeError where that is something
+        else."""
+        _ahead.take(self.model_runner, directory)
+        self.model_runner.reset_lora_state()
+        self.model_runner.reset_encoder_cache()
+        self.model_runner.reset_mm_cache()
 
     def load_adapter(self, name: str, number: int, directory: str) -> tuple[float, str]:
         """Into a free place; returns the seconds that it took, in which this worker computed nothing, and what went
@@ -90,3 +100,19 @@ class WorkerExtension:
             return None
         receipt = _push.receipt(epoch)
         return {"done": receipt.done, "error": receipt.error}
+
+
+def _refresh_tied_head(model: Any) -> bool:
+    if not current_platform.is_cpu():
+        return False
+    language_model = model.get_language_model() if hasattr(model, "get_language_model") else model
+    if not getattr(language_model.config, "tie_word_embeddings", False):
+        return False
+    head = getattr(language_model, "lm_head", None)
+    if head is None or not hasattr(head, "cpu_linear"):
+        return False
+    dispatch_cpu_unquantized_gemm(head, remove_weight=False)
+    return True
+
+
+def _nothing(_model: Any) -> None: ...

@@ -30,6 +30,9 @@ class Engine:
 
     async def resume(self) -> None: ...
 
+    async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
+        return "not here"
+
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
         self.loads += 1
 

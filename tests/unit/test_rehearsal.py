@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from rollout.config import ModelConfig
+from services.config import FleetConfig
 from services.rehearsal import RehearsalFailed, independent_logprobs, rehearse
+from services.sharing import rehearsed
 from services.staging import Staging
 from services.swap import WeightSwap
 from tests.tiny_models import build_policy
@@ -22,6 +25,9 @@ class IndependentEngine:
     async def pause(self) -> None: ...
 
     async def resume(self) -> None: ...
+
+    async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
+        return "not here"
 
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
         self.model = directory
@@ -66,4 +72,32 @@ async def test_an_engine_that_cannot_compute_is_not_said_to_have_old_weights(tmp
     swap = WeightSwap(DeadEngine(model, max_scored_tokens=15), watchdog_s=60)
     with pytest.raises(RehearsalFailed, match=r"cannot compute with perturbed weights: .*head_dim=16 is not supported"):
         await rehearse(swap, model=model, staging=staging, dtype="float32", tolerance=0.05)
+    staging.close()
+
+
+class OneModel(IndependentEngine):
+    """Its second copy is the first one: what was prepared is not what it computes with."""
+
+    prepared = False
+
+    async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
+        self.prepared = True
+        return ""
+
+    async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
+        if not self.prepared:
+            self.model = directory
+        self.prepared = False
+
+
+async def test_a_model_that_cannot_be_prepared_beside_itself_is_loaded_in_the_pause(
+    tmp_path: Path,
+) -> None:
+    model = build_policy(tmp_path / "policy", "qwen3_tied")
+    config = FleetConfig(model=ModelConfig(path=model))
+    staging = Staging(tmp_path / "staging", "host-1-a")
+    staging.prepare()
+    swap = WeightSwap(OneModel(model, max_scored_tokens=64), watchdog_s=60)
+    assert await rehearsed(swap, config, staging=staging, dtype="float32") < 0.001
+    assert not swap.ahead
     staging.close()

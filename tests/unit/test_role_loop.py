@@ -58,6 +58,9 @@ class Engine:
 
     async def set_version(self, version: int) -> None: ...
 
+    async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
+        return "not here"
+
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
         if self.stuck is not None:
             await self.stuck.wait()

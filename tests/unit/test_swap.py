@@ -19,6 +19,9 @@ class Engine:
 
     async def resume(self) -> None: ...
 
+    async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
+        return "not here"
+
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None: ...
 
     async def set_version(self, version: int) -> None: ...
@@ -78,6 +81,10 @@ async def test_rollouts_are_aside_while_weights_come_in_and_not_while_they_are_c
     seen: list[str] = []
 
     class Noting(Engine):
+        async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
+            seen.append("prepare")
+            return ""
+
         async def pause(self) -> None:
             seen.append("pause")
 
@@ -97,7 +104,29 @@ async def test_rollouts_are_aside_while_weights_come_in_and_not_while_they_are_c
     swap = WeightSwap(Noting(), watchdog_s=5, aside=aside)
     await swap.load(Path("weights"), version=1)
     await swap.gap(Canary(((1, 2),), ((-1.0,),)))
-    assert seen == ["aside", "pause", "resume", "back", "score"]
+    assert seen == ["prepare", "aside", "pause", "resume", "back", "score"]
+
+
+async def test_weights_that_cannot_be_prepared_are_loaded_in_the_pause() -> None:
+    loaded: list[Path] = []
+
+    class Unprepared(Engine):
+        async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
+            raise RuntimeError("no memory for a second copy")
+
+        async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
+            loaded.append(directory)
+
+    await WeightSwap(Unprepared(), watchdog_s=5).load(Path("weights"), version=1)
+    assert loaded == [Path("weights")]
+
+
+async def test_nothing_is_prepared_where_the_operator_wants_no_second_copy() -> None:
+    class Unasked(Engine):
+        async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
+            raise AssertionError("was asked")
+
+    await WeightSwap(Unasked(), watchdog_s=5, ahead=False).load(Path("weights"), version=1)
 
 
 class FailingEngine(Engine):

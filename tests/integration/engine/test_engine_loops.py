@@ -10,7 +10,7 @@ from rollout.board import PushPath, ReplicaState
 from rollout.rewards import BUILTIN
 from rollout.types import FinishReason, GroupState, Purpose, RewardSpec, Sampling
 from rollout.weights import version_dir
-from services.rehearsal import RehearsalFailed, independent_logprobs, rehearse
+from services.rehearsal import RehearsalFailed, independent_logprobs, rehearse, write_perturbed
 from services.staging import Staging
 from services.swap import WeightSwap
 from tests.engine_rig import SEATS, Rig, finished, request
@@ -214,6 +214,27 @@ async def test_a_stopped_replica_gives_its_leases_back(rig: Rig) -> None:
         assert (ledger.leased, ledger.balance) == (0, 0)
         assert await trainer.board.replicas(config.fleet) == []
         assert len(submission.group_ids) == ledger.queued + ledger.experience
+
+
+async def test_weights_are_prepared_beside_those_in_use_and_taken_whole(rig: Rig, tmp_path: Path) -> None:
+    write_perturbed(rig.model, tmp_path)
+    ids = (72, 73, 74, 75)
+    old = independent_logprobs(rig.model, (ids,))[0]
+    new = independent_logprobs(tmp_path, (ids,))[0]
+    assert old != pytest.approx(new, abs=0.1)
+    for directory, before, after in ((tmp_path, old, new), (rig.model, new, old), (tmp_path, old, new)):
+        answered = asyncio.create_task(rig.engine.begin(ids, Sampling(max_tokens=40), seed=1).ended())
+        assert await rig.engine.prepare(directory, within_s=30) == ""
+        assert await rig.engine.score(ids) == pytest.approx(before, abs=1e-3)
+        assert await answered is not None
+        await rig.engine.pause()
+        await rig.engine.reload(directory)
+        await rig.engine.resume()
+        assert await rig.engine.score(ids) == pytest.approx(after, abs=1e-3)
+    assert await rig.engine.prepare(tmp_path / "nowhere", within_s=30) != ""
+    assert await rig.engine.score(ids) == pytest.approx(new, abs=1e-3)
+    await WeightSwap(rig.engine, watchdog_s=30, ahead=False).load(rig.model, version=0)
+    assert await rig.engine.score(ids) == pytest.approx(old, abs=1e-3)
 
 
 async def test_the_rehearsal_passes_with_the_fix_and_fails_without_it(rig: Rig) -> None:

@@ -1,0 +1,104 @@
+"""New weights beside those in use: a second model in the worker, so that generation stands still for a swap alone.
+
+begin (a thread that gives way) -> state -> take: the two models change places
+"""
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.model_loader.reload.inplace import reload_weights
+from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, LayerReloadingInfo
+from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
+from vllm.model_executor.model_loader.reload.sanitize import sanitize_layer_refs
+from vllm.platforms import current_platform
+
+from services.background import give_way
+
+
+def ahead_refusal(config: VllmConfig) -> str:
+    """Why an engine cannot change its model for another one, empty where it can: compiled code and CUDA graphs are of
+    one model's tensors, and adapters are put into its layers."""
+    if not current_platform.is_cpu():
+        return "device memory is the engine's"
+    if not config.model_config.enforce_eager:
+        return "the engine's model is compiled"
+    if config.lora_config is not None:
+        return "adapters are in the engine's model"
+    return ""
+
+
+class WeightsAhead:
+    """At most one preparation at a time."""
+
+    def __init__(self) -> None:
+        self._spare: torch.nn.Module | None = None
+        self._thread: threading.Thread | None = None
+        self._directory = ""
+        self._error = "nothing is prepared"
+
+    def begin(
+        self, model: torch.nn.Module, config: VllmConfig, directory: str, finish: Callable[[torch.nn.Module], object]
+    ) -> None:
+        """Load `directory` beside `model`, then `finish` what was loaded; returns at once, but waits for a preparation
+        that runs."""
+        if self._thread is not None:
+            self._thread.join()
+        self._directory, self._error = directory, ahead_refusal(config)
+        if not self._error:
+            self._thread = threading.Thread(target=self._load, args=(model, config, finish), daemon=True)
+            self._thread.start()
+
+    def state(self) -> tuple[bool, str]:
+        """Whether the preparation is over, and why there is nothing to take then."""
+        return self._thread is None or not self._thread.is_alive(), self._error
+
+    def take(self, runner: Any, directory: str) -> None:
+        """The model of `runner` becomes the spare one. Raises RuntimeError where `directory` is not what is
+        prepared."""
+        if self._error or self._spare is None or directory != self._directory:
+            raise RuntimeError(f"{directory} is not prepared, {self._directory or 'nothing'} is: {self._error}")
+        runner.model, self._spare = self._spare, runner.model
+        self._error = "nothing is prepared"
+
+    def _load(self, model: torch.nn.Module, config: VllmConfig, finish: Callable[[torch.nn.Module], object]) -> None:
+        give_way()
+        try:
+            spare = twin(model) if self._spare is None else self._spare
+            with set_current_vllm_config(config):
+                reload_weights(config, spare, None, self._directory, True)
+            finish(spare)
+            self._spare = spare
+        except Exception as error:
+            self._spare, self._error = None, repr(error)
+
+
+def twin(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy with parameters of its own, which computes into the same caches of keys and values."""
+    shared = {id(tensor): tensor for module in model.modules() for tensor in _foreign(module)}
+    other = copy.deepcopy(model, shared)
+    for ours, theirs in zip(model.modules(), other.modules(), strict=True):
+        known = LAYERWISE_INFO[ours]
+        parameters, buffers = ({name: _meta(t, ours) for name, t in kind.items()} for kind in known.restore_metadata)
+        LAYERWISE_INFO[theirs] = LayerReloadingInfo((parameters, buffers), known.restore_device)
+    return other
+
+
+def _meta(tensor: torch.Tensor, layer: torch.nn.Module) -> torch.Tensor:
+    """Of what `layer` had before its weights were processed, with loaders that belong to no layer yet: vLLM binds them,
+    and wraps them in what remembers the layer, when it reloads one."""
+    found = to_meta_tensor(tensor)
+    while getattr(loader := getattr(found, "weight_loader", None), "__name__", "") == "online_process_loader":
+        found.weight_loader = loader.__wrapped__  # type: ignore[union-attr]
+    plain: torch.Tensor = sanitize_layer_refs(found, layer)
+    return plain
+
+
+def _foreign(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Tensors that a module refers to and that are not its own."""
+    values = [value for value in vars(module).values() if isinstance(value, torch.Tensor | list | tuple)]
+    flat = [one for value in values for one in (value if isinstance(value, list | tuple) else (value,))]
+    return [one for one in flat if isinstance(one, torch.Tensor)]
