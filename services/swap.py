@@ -118,15 +118,16 @@ class WeightSwap:
             " sharing.mode=adapter"
         )
 
-    async def load(self, directory: Path, *, version: int, fallback: Path | None = None) -> float:
+    async def load(self, directory: Path, *, version: int, fallback: Path | None = None, ahead: bool = True) -> float:
         """Load a directory, or `fallback` where that fails; returns how long generation stood still, in seconds.
+        Without `ahead` all of it is done in the pause, which is sooner over where nobody generates.
 
         Raises EngineBroken, and sets `broken`, when neither loads or the watchdog runs out. A load that takes too long
         is not cancelled: nothing may come between the workers and their reply.
         """
         if self.broken:
             raise EngineBroken(self.broken)
-        if self.ahead:
+        if ahead and self.ahead:
             await self._prepare(directory)
         async with self._aside():
             started, self.still_until = time.monotonic(), math.inf
