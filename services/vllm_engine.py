@@ -31,8 +31,8 @@ USER_ADAPTER = 1
 """Number of the adapter that users are on; those of rollouts come after it."""
 
 _CUT_AGAIN_S = 0.005
-_PREPARATION_LOOK_S = 0.02
-"""Between two looks; each holds the engine up for a moment."""
+_PREPARATION_S = 0.01
+"""By which each step of the engine is longer while weights are prepared."""
 
 
 class VllmEngine:
@@ -161,12 +161,12 @@ class VllmEngine:
         self._prepared, until = None, time.monotonic() + within_s
         arguments = {"directory": str(directory), "refresh_tied_head": refresh_tied_head}
         await self._client.collective_rpc("prepare_weights", kwargs=arguments)
-        states = await self._client.collective_rpc("preparation")
+        states = [(False, "")]
         while not all(over for over, _ in states):
             if time.monotonic() > until:
                 return f"not within {within_s:g} s"
-            await asyncio.sleep(_PREPARATION_LOOK_S)
-            states = await self._client.collective_rpc("preparation")
+            # the engine takes one call between two steps
+            states = await self._client.collective_rpc("go_on_preparing", kwargs={"budget_s": _PREPARATION_S})
         why = next((str(why) for _, why in states if why), "")
         self._prepared = None if why else directory
         return why

@@ -1,22 +1,29 @@
 """New weights beside those in use: a second model in the worker, so that generation stands still for a swap alone.
 
-begin (a thread that gives way) -> state -> take: the two models change places
+begin -> go_on, a few milliseconds at a time between the engine's steps -> take: the two models change places
+
+Nothing is computed beside the engine's steps: threads that load would take its cores, and Python's lock, for far longer
+than the loading takes.
 """
 
 import copy
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.reload.inplace import reload_weights
 from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, LayerReloadingInfo
 from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
 from vllm.model_executor.model_loader.reload.sanitize import sanitize_layer_refs
 from vllm.platforms import current_platform
 
-from services.background import give_way
+_NOTHING = "nothing is prepared"
+
+Finish = Callable[[torch.nn.Module], object]
 
 
 def ahead_refusal(config: VllmConfig) -> str:
@@ -31,49 +38,85 @@ def ahead_refusal(config: VllmConfig) -> str:
     return ""
 
 
+class Abandoned(Exception):
+    """Another preparation takes the place of this one."""
+
+
 class WeightsAhead:
-    """At most one preparation at a time."""
+    """At most one preparation at a time. vLLM loads a model in one call, which runs in a thread that goes on only while
+    `go_on` waits for it."""
 
     def __init__(self) -> None:
         self._spare: torch.nn.Module | None = None
         self._thread: threading.Thread | None = None
+        self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._until = 0.0
+        self._abandoned = False
         self._directory = ""
-        self._error = "nothing is prepared"
+        self._error = _NOTHING
 
-    def begin(
-        self, model: torch.nn.Module, config: VllmConfig, directory: str, finish: Callable[[torch.nn.Module], object]
-    ) -> None:
-        """Load `directory` beside `model`, then `finish` what was loaded; returns at once, but waits for a preparation
-        that runs."""
-        if self._thread is not None:
-            self._thread.join()
+    def begin(self, model: torch.nn.Module, config: VllmConfig, directory: str, finish: Finish) -> None:
+        """Load `directory` beside `model`, then `finish` what was loaded, when `go_on` is called; what was begun before
+        and is not over is abandoned."""
+        self._abandon()
         self._directory, self._error = directory, ahead_refusal(config)
         if not self._error:
             self._thread = threading.Thread(target=self._load, args=(model, config, finish), daemon=True)
             self._thread.start()
 
-    def state(self) -> tuple[bool, str]:
-        """Whether the preparation is over, and why there is nothing to take then."""
-        return self._thread is None or not self._thread.is_alive(), self._error
+    def go_on(self, budget_s: float) -> tuple[bool, str]:
+        """Load for so long, or a tensor more. Returns whether the preparation is over, and why there is nothing to take
+        then."""
+        if self._thread is not None:
+            self._until = time.monotonic() + budget_s
+            self._turn.release()
+            self._back.acquire()
+        return self._thread is None, self._error
 
     def take(self, runner: Any, directory: str) -> None:
         """The model of `runner` becomes the spare one. Raises RuntimeError where `directory` is not what is
         prepared."""
-        if self._error or self._spare is None or directory != self._directory:
+        if self._error or self._thread is not None or self._spare is None or directory != self._directory:
             raise RuntimeError(f"{directory} is not prepared, {self._directory or 'nothing'} is: {self._error}")
         runner.model, self._spare = self._spare, runner.model
-        self._error = "nothing is prepared"
+        self._error = _NOTHING
 
-    def _load(self, model: torch.nn.Module, config: VllmConfig, finish: Callable[[torch.nn.Module], object]) -> None:
-        give_way()
+    def _abandon(self) -> None:
+        if self._thread is not None:
+            self._abandoned = True
+            self.go_on(0.0)
+            self._abandoned = False
+
+    def _load(self, model: torch.nn.Module, config: VllmConfig, finish: Finish) -> None:
+        self._turn.acquire()
         try:
             spare = twin(model) if self._spare is None else self._spare
             with set_current_vllm_config(config):
-                reload_weights(config, spare, None, self._directory, True)
+                reload_weights(config, spare, self._paced(_weights(config, self._directory, spare)), None, True)
             finish(spare)
             self._spare = spare
         except Exception as error:
             self._spare, self._error = None, repr(error)
+        finally:
+            self._thread = None
+            self._back.release()
+
+    def _paced(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        for weight in weights:
+            if time.monotonic() > self._until:
+                self._back.release()
+                self._turn.acquire()
+            if self._abandoned:
+                raise Abandoned(self._directory)
+            yield weight
+
+
+def _weights(config: VllmConfig, directory: str, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Of a Hugging Face directory, as vLLM reads them."""
+    loader: Any = get_model_loader(config.load_config)
+    source = copy.copy(config.model_config)
+    source.model, source.model_weights, source.revision = directory, "", None
+    return iter(loader.get_all_weights(source, model))
 
 
 def twin(model: torch.nn.Module) -> torch.nn.Module:

@@ -39,13 +39,13 @@ class WorkerExtension:
         return _refresh_tied_head(self.model_runner.get_model())
 
     def prepare_weights(self, directory: str, refresh_tied_head: bool) -> None:
-        """Begin to load a directory beside the weights in use, and return; see `WeightsAhead`."""
+        """Begin to load a directory beside the weights in use; see `WeightsAhead`."""
         finish = _refresh_tied_head if refresh_tied_head else _nothing
         _ahead.begin(self.model_runner.get_model(), self.vllm_config, directory, finish)
 
-    def preparation(self) -> tuple[bool, str]:
-        """Whether it is over, and why this worker has nothing to take then."""
-        return _ahead.state()
+    def go_on_preparing(self, budget_s: float) -> tuple[bool, str]:
+        """Load for so long. Returns whether the preparation is over, and why this worker has nothing to take then."""
+        return _ahead.go_on(budget_s)
 
     def take_prepared(self, directory: str) -> None:
         """Compute with what is prepared from now on; call while paused. Raises RuntimeError where that is something
