@@ -17,7 +17,7 @@ ALLOWED = {
 }
 IMPORTERS = {
     "redis": {"rollout/redis_store.py"},
-    "vllm": {"services/vllm_engine.py", "services/worker_extension.py"},
+    "vllm": {"services/vllm_engine.py", "services/weights_ahead.py", "services/worker_extension.py"},
     "deepspeed": {"trainer/zero.py"},
 }
 

@@ -237,6 +237,19 @@ async def test_weights_are_prepared_beside_those_in_use_and_taken_whole(rig: Rig
     assert await rig.engine.score(ids) == pytest.approx(old, abs=1e-3)
 
 
+async def test_a_preparation_that_was_given_up_gives_way_to_the_next_one(rig: Rig, tmp_path: Path) -> None:
+    write_perturbed(rig.model, tmp_path)
+    ids = (72, 73, 74, 75)
+    await WeightSwap(rig.engine, watchdog_s=30, ahead=False).load(tmp_path, version=0)
+    assert await rig.engine.prepare(tmp_path, within_s=0.0) == "not within 0 s"
+    assert await rig.client.collective_rpc("go_on_preparing", kwargs={"budget_s": 0.0}) == [(False, "")]
+    assert await rig.engine.prepare(rig.model, within_s=30) == ""
+    with pytest.raises(Exception, match="is not prepared"):
+        await rig.client.collective_rpc("take_prepared", kwargs={"directory": str(tmp_path)})
+    await WeightSwap(rig.engine, watchdog_s=30).load(rig.model, version=0)
+    assert await rig.engine.score(ids) == pytest.approx(independent_logprobs(rig.model, (ids,))[0], abs=1e-3)
+
+
 async def test_the_rehearsal_passes_with_the_fix_and_fails_without_it(rig: Rig) -> None:
     staging = Staging(Path("/dev/shm"), rig.config("x").fleet)
     staging.prepare()
