@@ -31,7 +31,7 @@ USER_ADAPTER = 1
 """Number of the adapter that users are on; those of rollouts come after it."""
 
 _CUT_AGAIN_S = 0.005
-_PREPARATION_S = 0.01
+_PREPARATION_S = 0.02
 """By which each step of the engine is longer while weights are prepared."""
 
 
