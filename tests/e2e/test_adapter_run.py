@@ -18,7 +18,7 @@ from tests.e2e.test_serve_and_train import TRAIN, records
 from tests.running_fleet import TESTS, RunningFleet, free_port, run_configured, write_toml
 from tests.tiny_models import build_policy
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1500)
 
 PROMPT = "the quick brown fox"
 STEPS = 3

@@ -77,7 +77,7 @@ def _interrupt(demo: subprocess.Popen[str], sign: str, *, after_s: float = 0.0) 
     return rest
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_demo_leaves_nothing_running_after_ctrl_c_while_the_fleet_starts(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -86,7 +86,7 @@ def test_demo_leaves_nothing_running_after_ctrl_c_while_the_fleet_starts(
     assert _left_over(str(tmp_path)) == []
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_demo_stopped_by_ctrl_c_in_training_resumes_and_reports(tmp_path: Path, environment: dict[str, str]) -> None:
     directory = tmp_path / "demo"
     with _demo(directory, environment, "--steps", "39") as demo:

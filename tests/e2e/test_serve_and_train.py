@@ -159,7 +159,7 @@ def check_account(run: Path, *, whole: bool = True) -> None:
         assert {record["step"] for record in records(run / "metrics.jsonl")} == set(range(1, STEPS + 1))
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 async def test_an_untied_llama_trains_through_a_killed_redis_and_trainer_while_users_are_served(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(
@@ -192,7 +192,7 @@ async def test_an_untied_llama_trains_through_a_killed_redis_and_trainer_while_u
     assert ledger.dead == 0
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 async def test_a_qwen2_with_biases_trains_through_a_restart_of_the_fleet(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     lines = [{"messages": [{"role": "user", "content": f"spell the word number {i}"}]} for i in range(9)]

@@ -242,7 +242,8 @@ async def test_a_preparation_that_was_given_up_gives_way_to_the_next_one(rig: Ri
     ids = (72, 73, 74, 75)
     await WeightSwap(rig.engine, watchdog_s=30, ahead=False).load(tmp_path, version=0)
     assert await rig.engine.prepare(tmp_path, within_s=0.0) == "not within 0 s"
-    assert await rig.client.collective_rpc("go_on_preparing", kwargs={"budget_s": 0.0}) == [(False, "")]
+    (state,) = await rig.client.collective_rpc("go_on_preparing", kwargs={"budget_s": 0.0})
+    assert tuple(state) == (False, "")
     assert await rig.engine.prepare(rig.model, within_s=30) == ""
     with pytest.raises(Exception, match="is not prepared"):
         await rig.client.collective_rpc("take_prepared", kwargs={"directory": str(tmp_path)})
