@@ -222,6 +222,7 @@ async def test_weights_are_prepared_beside_those_in_use_and_taken_whole(rig: Rig
     old = independent_logprobs(rig.model, (ids,))[0]
     new = independent_logprobs(tmp_path, (ids,))[0]
     assert old != pytest.approx(new, abs=0.1)
+    await WeightSwap(rig.engine, watchdog_s=30, ahead=False).load(rig.model, version=0)
     for directory, before, after in ((tmp_path, old, new), (rig.model, new, old), (tmp_path, old, new)):
         answered = asyncio.create_task(rig.engine.begin(ids, Sampling(max_tokens=40), seed=1).ended())
         assert await rig.engine.prepare(directory, within_s=30) == ""
