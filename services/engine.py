@@ -46,6 +46,8 @@ class EngineServer(LLMServer):  # type: ignore[misc]
         rewards = RewardPool(self._fleet.rewards)
         try:
             await rewards.check()
+            # The model is a directory. To find nothing to download would cost a worker that imports vLLM as long.
+            self._llm_config.get_or_create_callback().ctx.run_init_node = False
             await super().start()
             await asyncio.to_thread(unlink_below, os.getpid())
             self._vllm = engine = VllmEngine(self.engine._engine_client)
