@@ -8,7 +8,7 @@ DEMO_ARGS ?=
 RECIPE ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo demo-ppo test test-fleet test-trainer e2e-demo e2e-train unit check check-types units-1 units-2 bench-coserve bench-lend bench-loop bench-simulate bench-staleness bench-trainer gpu-check lock clean
+.PHONY: help setup demo demo-ppo test test-fleet test-own-fleets test-trainer e2e-demo e2e-train unit check check-types units-1 units-2 bench-coserve bench-lend bench-loop bench-simulate bench-staleness bench-trainer gpu-check lock clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -24,20 +24,24 @@ demo-ppo: ## the same by PPO: ZeRO-2 policy, critic, reference and a reward mode
 
 test: setup ## every tier: unit; integration and faults with one fleet; end to end, which starts its own
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target units-1 units-2
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-trainer test-fleet
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target e2e-demo e2e-train
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-fleet test-trainer test-own-fleets e2e-train e2e-demo
 
-# Neither half keeps two cores busy: one waits for engines, the other for workers that start.
+# None of the five keeps two cores busy: engines and workers that start are waited for. The longest begin.
 TRAINER_TESTS := $(wildcard $(addprefix tests/integration/test_,trainer_*.py replay.py record.py exact_resume.py critic.py lora.py \
 	packed_policy.py reward_model.py role_groups.py zero_stages.py bench_staleness.py))
 
+OWN_FLEETS := $(addprefix tests/faults/test_,killed_in_a_push.py lend_fleet.py replica_stopped.py)
+
 test-fleet: # the queue, the gateway, what else shares one fleet, and faults
-	@$(PY) -m pytest tests/integration tests/faults $(addprefix --ignore=,$(TRAINER_TESTS)) --durations 10 $(PYTEST_ARGS)
+	@$(PY) -m pytest tests/integration tests/faults $(addprefix --ignore=,$(TRAINER_TESTS) $(OWN_FLEETS)) --durations 10 $(PYTEST_ARGS)
+
+test-own-fleets: # faults that need a fleet of their own
+	@$(PY) -m pytest $(OWN_FLEETS) --durations 10 $(PYTEST_ARGS)
 
 test-trainer: # the trainer, without engines
 	@$(PY) -m pytest $(TRAINER_TESTS) --durations 10 $(PYTEST_ARGS)
 
-e2e-demo e2e-train: # each waits for its own fleet most of the time, so the two go side by side
+e2e-demo e2e-train: # each starts its own fleet
 	@$(PY) -m pytest $(addprefix tests/e2e/test_,$(if $(filter %-demo,$@),demo.py,serve_and_train.py adapter_run.py)) --durations 10 $(PYTEST_ARGS)
 
 unit: setup ## the unit tier alone

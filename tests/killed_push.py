@@ -21,12 +21,11 @@ from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.weights import WeightManifest
 from tests.fake_trainer import FakeTrainer
-from tests.running_fleet import RunningFleet
+from tests.running_fleet import START_S, RunningFleet
 
 Answer = tuple[float, float, int]
 """Begin, end and status, 0 where none came."""
 
-_PATIENCE_S = 240.0
 _PAUSE_S = 0.1
 """Of a user, so that one replica is enough for all of them."""
 _AT_ITS_DEATH_S = 5.0
@@ -103,7 +102,7 @@ async def healthy(
     board: FakeTrainer, wanted: Callable[[Heartbeat], bool] = lambda _: True, *, count: int = 1
 ) -> list[Heartbeat]:
     """So many replicas, once there are."""
-    async with asyncio.timeout(_PATIENCE_S):
+    async with asyncio.timeout(START_S):
         while True:
             beats = await board.board.replicas(board.fleet)
             found = [beat for beat in beats if beat.state is ReplicaState.HEALTHY and wanted(beat)]
@@ -114,7 +113,7 @@ async def healthy(
 
 async def delivered(client: RolloutClient, rollout: str) -> int:
     """How many groups, once all have ended; raises AssertionError where one ended otherwise."""
-    groups = await asyncio.to_thread(lambda: list(client.stream(rollout, wait_s=_PATIENCE_S)))
+    groups = await asyncio.to_thread(lambda: list(client.stream(rollout, wait_s=START_S)))
     assert {group.state for group in groups} == {"delivered"}
     return len(groups)
 

@@ -86,7 +86,7 @@ def test_a_run_whose_versions_the_fleet_cannot_load_ends_at_its_start(
     started: tuple[RunningFleet, str, Path],
 ) -> None:
     fleet, _, directory = started
-    output, _ = train(fleet, directory, "").communicate(timeout=240)
+    output, _ = train(fleet, directory, "").communicate(timeout=480)
     assert "train.lora is not set, but fleet fleet has sharing.mode=adapter" in output
 
 

@@ -96,7 +96,7 @@ def test_demo_stopped_by_ctrl_c_in_training_resumes_and_reports(tmp_path: Path, 
     assert 0 < done < 39
     steps = done + 2
     with _demo(directory, environment, "--resume", "--steps", str(steps)) as demo:
-        said, complained = demo.communicate(timeout=400)
+        said, complained = demo.communicate(timeout=800)
     assert demo.returncode == 0, said[-3000:] + complained[-3000:]
     assert _left_over(str(tmp_path)) == []
     assert complained == ""

@@ -67,10 +67,10 @@ class Trainer:
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
-    def wait(self, timeout_s: float = 240.0) -> int:
+    def wait(self, timeout_s: float = 480.0) -> int:
         return self._process.wait(timeout_s)
 
-    def until(self, done: Callable[[], bool], what: str, timeout_s: float = 240.0) -> None:
+    def until(self, done: Callable[[], bool], what: str, timeout_s: float = 480.0) -> None:
         """Poll the run's files; fails when the trainer ends or the time is over before."""
         deadline = time.monotonic() + timeout_s
         while not done():

@@ -11,7 +11,7 @@ from rollout.client import RolloutClient
 from tests.killed_push import delivered, healthy, hurt, interrupted_push, trainer, users
 from tests.running_fleet import run_fleet
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1500)
 
 _GROUPS = 120
 

@@ -18,7 +18,7 @@ from rollout.board import ReplicaRole
 from rollout.client import RolloutClient
 from tests.fake_trainer import FakeTrainer
 from tests.killed_push import delivered, healthy, hurt, interrupted_push, trainer, users
-from tests.running_fleet import RunningFleet, run_fleet
+from tests.running_fleet import START_S, RunningFleet, run_fleet
 from tests.tiny_models import build_policy
 
 pytestmark = pytest.mark.timeout(900)
@@ -32,7 +32,6 @@ lend_after_s = 1
 quiet_s = 2
 min_gain = 0
 """
-_PATIENCE_S = 240.0
 _GROUPS = 300
 
 
@@ -57,7 +56,7 @@ def roles(fleet: RunningFleet) -> list[str]:
     return sorted(replica["role"] for replica in replicas(fleet))
 
 
-def until(condition: Callable[[], bool], seen: Callable[[], object], *, seconds: float = _PATIENCE_S) -> None:
+def until(condition: Callable[[], bool], seen: Callable[[], object], *, seconds: float = START_S) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, seen()
@@ -88,7 +87,7 @@ def test_a_replica_goes_to_rollouts_and_comes_back_and_users_always_have_their_m
         assert roles(fleet) == ["rollout", "serving"]
         assert {ask(fleet) for _ in range(20)} == {expected}
 
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + START_S
         while not any("first_token" in parts(replica) for replica in replicas(fleet)):
             assert ask_at_once(fleet, 60, 24) == {begun}
             assert time.monotonic() < deadline, replicas(fleet)
@@ -96,7 +95,7 @@ def test_a_replica_goes_to_rollouts_and_comes_back_and_users_always_have_their_m
 
         page = get(fleet, "/metrics").text
         assert 'part="verified"' in page
-        assert [group.state for group in client.stream(rollout, wait_s=_PATIENCE_S)] == ["delivered"] * _GROUPS
+        assert [group.state for group in client.stream(rollout, wait_s=START_S)] == ["delivered"] * _GROUPS
     assert ask(fleet) == expected
 
 
@@ -142,7 +141,7 @@ async def test_a_replica_is_killed_on_its_way_back_to_users(fleet: RunningFleet,
 
 async def on_its_way_back(pusher: FakeTrainer, replica: str) -> None:
     """Returns when it has given its rollouts up and is not back with users yet."""
-    async with asyncio.timeout(_PATIENCE_S):
+    async with asyncio.timeout(START_S):
         while True:
             roles = {beat.replica: beat.role for beat in await pusher.board.replicas(pusher.fleet)}
             if roles[replica] is ReplicaRole.RECLAIMING:

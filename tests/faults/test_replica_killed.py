@@ -13,7 +13,7 @@ import pytest
 
 from rollout.client import RolloutClient
 from tests.processes import wait_until_gone
-from tests.running_fleet import RunningFleet
+from tests.running_fleet import START_S, RunningFleet
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -21,7 +21,6 @@ _REAPED_S = 30.0
 _DEAD_ENGINE_S = 3.0
 """Long enough for a harvester that goes on leasing to fail every group as often as is allowed."""
 _GROUPS = 200
-_HEALTHY_S = 300.0
 
 
 def replicas(fleet: RunningFleet) -> list[dict[str, Any]]:
@@ -31,13 +30,13 @@ def replicas(fleet: RunningFleet) -> list[dict[str, Any]]:
 
 
 def healthy_replica(fleet: RunningFleet, *, besides: set[str]) -> dict[str, Any]:
-    deadline = time.monotonic() + _HEALTHY_S
+    deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         for replica in replicas(fleet):
             if replica["state"] == "healthy" and replica["replica"] not in besides:
                 return replica
         time.sleep(0.5)
-    raise AssertionError(f"no healthy replica besides {besides} after {_HEALTHY_S} s: {replicas(fleet)}")
+    raise AssertionError(f"no healthy replica besides {besides} after {START_S} s: {replicas(fleet)}")
 
 
 def status_of_a_users_request(fleet: RunningFleet) -> int:
@@ -48,7 +47,7 @@ def status_of_a_users_request(fleet: RunningFleet) -> int:
 
 
 def leased(client: RolloutClient, rollout: str) -> None:
-    deadline = time.monotonic() + _HEALTHY_S
+    deadline = time.monotonic() + START_S
     while not client.get(rollout).counts.get("leased"):
         assert time.monotonic() < deadline, client.get(rollout)
         time.sleep(0.02)
@@ -64,7 +63,7 @@ def test_a_killed_replicas_samples_go_on_elsewhere_from_the_tokens_that_redis_ha
         os.kill(victim["pid"], signal.SIGKILL)
         assert client.get(rollout).counts.get("delivered", 0) < _GROUPS, "killed at its work"
         healthy_replica(fleet, besides=others)
-        assert [group.state for group in client.stream(rollout, wait_s=_HEALTHY_S)] == ["delivered"] * _GROUPS
+        assert [group.state for group in client.stream(rollout, wait_s=START_S)] == ["delivered"] * _GROUPS
     time.sleep(2)  # the next heartbeats
     assert sum(replica["rollout_salvaged"] for replica in replicas(fleet)) > 0
     assert status_of_a_users_request(fleet) == 200
@@ -90,5 +89,5 @@ def test_a_dead_engine_loses_no_group_and_ends_with_its_replica_for_which_anothe
         os.kill(victim["pid"], signal.SIGKILL)
         assert wait_until_gone([victim["pid"], *(process.pid for process in engine)], seconds=_REAPED_S) == []
         healthy_replica(fleet, besides=others)
-        assert [group.state for group in client.stream(rollout, wait_s=_HEALTHY_S)] == ["delivered"] * _GROUPS
+        assert [group.state for group in client.stream(rollout, wait_s=START_S)] == ["delivered"] * _GROUPS
     assert status_of_a_users_request(fleet) == 200

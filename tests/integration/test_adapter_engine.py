@@ -26,7 +26,7 @@ from tests.fake_trainer import AdapterTrainer, FakeTrainer, peft_logprobs
 from tests.tiny_models import build_endless_policy
 
 # the engine starts within the first test's time
-pytestmark = pytest.mark.timeout(480)
+pytestmark = pytest.mark.timeout(900)
 
 GREEDY = Sampling(max_tokens=24, temperature=0.0)
 LONG = Sampling(max_tokens=600)

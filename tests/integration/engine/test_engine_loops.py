@@ -17,7 +17,7 @@ from tests.engine_rig import SEATS, Rig, finished, request
 from tests.fake_trainer import FakeTrainer
 
 # a cold engine on a busy machine starts within the first test's time
-pytestmark = pytest.mark.timeout(480)
+pytestmark = pytest.mark.timeout(900)
 
 
 async def test_groups_are_harvested_with_logprobs_versions_and_rewards(rig: Rig) -> None:

@@ -23,7 +23,7 @@ from tests.engine_rig import SEATS, Rig, finished, request
 from tests.fake_trainer import FakeTrainer
 from tests.tiny_models import build_policy
 
-pytestmark = pytest.mark.timeout(480)
+pytestmark = pytest.mark.timeout(900)
 
 LONG = Sampling(max_tokens=200)
 

@@ -12,7 +12,7 @@ from services.rehearsal import independent_logprobs
 from services.replica import Replica
 from tests.engine_rig import SEATS, Rig, finished, request
 
-pytestmark = pytest.mark.timeout(480)
+pytestmark = pytest.mark.timeout(900)
 
 LONG = Sampling(max_tokens=200)
 

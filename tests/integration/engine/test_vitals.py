@@ -18,7 +18,7 @@ from services.config import FleetConfig, HealthConfig
 from services.replica import Replica, ReplicaUnhealthy
 from tests.engine_rig import SEATS, Rig, request
 
-pytestmark = pytest.mark.timeout(480)
+pytestmark = pytest.mark.timeout(900)
 
 HEALTH = HealthConfig(look_s=0.1, probe_s=0.5, suspect_s=1.0, dead_s=4.0)
 
