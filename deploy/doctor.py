@@ -17,7 +17,7 @@ from deploy.local import running_fleet
 from deploy.memory import available_bytes
 from deploy.preflight import check_model, check_port
 from rollout.errors import NightshiftError
-from services.config import PushConfig
+from services.push_config import PushConfig
 
 _GIB = 1024**3
 

@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from rollout.config import ModelConfig, Name, RedisConfig, RewardsConfig, Settings
 from services.autoscaling.windows import overlapping, window
 from services.lending_config import LendingConfig
+from services.push_config import PushConfig
 from services.slo import SloConfig
 from services.time_zone import TimeZone
 
@@ -141,27 +142,6 @@ class SharingConfig(Settings):
     def max_loras(self) -> int:
         """Places for adapters in an engine; 0 where it takes none."""
         return 0 if self.mode != "adapter" else self.rollout_adapters + (self.user_adapter is not None)
-
-
-class PushConfig(Settings):
-    """The engine half of a weight push."""
-
-    canary_tolerance: float = Field(default=0.05, gt=0)
-    """Mean absolute logprob gap in nats beyond which a version is not verified."""
-    rehearsal: bool = True
-    """Prove at start, before users come, that a push changes what the engine computes."""
-    watchdog_s: float = Field(default=30.0, gt=0)
-    """Longest pause of generation for one push."""
-    poll_s: float = Field(default=0.05, gt=0, le=10)
-    staging_dir: str = "/dev/shm"  # noqa: S108 - shared memory is the point; each user has a 0700 directory in it
-    collective: bool = True
-    """False takes every version from the artefact."""
-    ahead: bool = True
-    """Load new weights beside those in use, and pause to change over alone. On CPU engines without compile, which then
-    hold the weights twice; others load in the pause."""
-    rollouts: Literal["recompute", "keep"] = "recompute"
-    """What rollouts in the engine do with the keys and values computed before new weights. "recompute": tokens of a
-    version have all behind them computed by its weights too. "keep": nothing is computed again."""
 
 
 class HealthConfig(Settings):

@@ -20,7 +20,7 @@ from rollout.weights import MANIFEST, WeightManifest, read_manifest, verify_buck
 from services import collective
 from services.background import in_background
 from services.collective import InReplica, Receiver
-from services.config import PushConfig
+from services.push_config import PushConfig
 from services.staging import Staging
 from services.swap import EngineBroken, Weights
 

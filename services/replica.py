@@ -21,6 +21,7 @@ from rollout.errors import NightshiftError, StoreUnavailable
 from rollout.queue import RolloutQueue
 from rollout.redis_board import RedisBoard
 from rollout.redis_store import RedisStore
+from rollout.redis_turns import RedisTurns
 from rollout.redis_wishes import RedisWishes
 from rollout.types import Purpose
 from services.autoscaling.stats import ReplicaStats
@@ -46,6 +47,7 @@ from services.sharing import rehearsed, way_in
 from services.staging import Staging, replica_name
 from services.stopping import stopping
 from services.swap import WeightSwap
+from services.turns import Turns
 from services.user_load import Answer, UserLoad
 from services.vllm_engine import VllmEngine
 
@@ -87,7 +89,8 @@ class Replica:
             still_until=lambda: self._swap.still_until,
         )
         self.users = self.keeper.users
-        self._swap = way_in(config, engine, self.keeper.aside)
+        turns = Turns(RedisTurns(store, config.fleet), self.name, config.push)
+        self._swap = way_in(config, engine, turn=turns.turn, aside=self.keeper.aside)
         self.harvester = Harvester(
             replica=self.name,
             config=config.harvest,

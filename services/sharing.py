@@ -1,7 +1,6 @@
 """How versions get into an engine, and how that is rehearsed, by the fleet's `sharing.mode`."""
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import structlog
@@ -11,7 +10,7 @@ from services.config import FleetConfig
 from services.rehearsal import RehearsalFailed, rehearse
 from services.rollout_adapters import RolloutAdapters
 from services.staging import Staging
-from services.swap import WeightSwap
+from services.swap import WeightSwap, Within
 from services.vllm_engine import USER_ADAPTER, VllmEngine
 
 WayIn = WeightSwap | RolloutAdapters
@@ -19,14 +18,21 @@ WayIn = WeightSwap | RolloutAdapters
 _log = structlog.get_logger(__name__)
 
 
-def way_in(config: FleetConfig, engine: VllmEngine, aside: Callable[[], AbstractAsyncContextManager[None]]) -> WayIn:
-    """Whole weights in the place of the engine's, for which rollouts step `aside` unless they keep what is computed of
-    them, or adapters beside them."""
+def way_in(config: FleetConfig, engine: VllmEngine, *, turn: Within, aside: Within) -> WayIn:
+    """Whole weights in the place of the engine's, or adapters beside them.
+
+    For whole weights rollouts step `aside` unless they keep what is computed of them, and replicas that users share
+    wait for their `turn`.
+    """
     sharing, watchdog_s = config.sharing, config.push.watchdog_s
     if sharing.mode != "adapter":
-        keep = config.push.rollouts == "keep"
-        ahead = config.push.ahead
-        return WeightSwap(engine, watchdog_s=watchdog_s, aside=nullcontext if keep else aside, ahead=ahead)
+        return WeightSwap(
+            engine,
+            watchdog_s=watchdog_s,
+            turn=nullcontext if config.lends else turn,
+            aside=nullcontext if config.push.rollouts == "keep" else aside,
+            ahead=config.push.ahead,
+        )
     return RolloutAdapters(
         engine,
         places=sharing.rollout_adapters,

@@ -15,6 +15,8 @@ from rollout.weights import Canary, WeightManifest
 
 _log = structlog.get_logger(__name__)
 
+Within = Callable[[], AbstractAsyncContextManager[None]]
+
 NO_GAP = 1e9
 """Stands for a gap that is not a finite number, or not known."""
 
@@ -78,21 +80,23 @@ class Weights(Protocol):
 
 
 class WeightSwap:
-    """prepare -> pause(keep) -> reload -> label -> resume, the pause within a watchdog; one at a time."""
+    """prepare -> turn -> pause(keep) -> reload -> label -> resume, the pause within a watchdog; one at a time."""
 
     def __init__(
         self,
         engine: Engine,
         *,
         watchdog_s: float,
-        aside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        turn: Within = nullcontext,
+        aside: Within = nullcontext,
         ahead: bool = True,
         refresh_tied_head: bool = True,
     ) -> None:
-        """With `ahead` the engine prepares what it can before it pauses. Within `aside` it works on no rollout: their
-        tokens are to be of the weights that they say, from the first one computed to the last, while users' requests go
-        on with what was computed of them."""
+        """With `ahead` the engine prepares what it can before it pauses. Within `turn` it may stand still. Within
+        `aside` it works on no rollout: their tokens are to be of the weights that they say, from the first one computed
+        to the last, while users' requests go on with what was computed of them."""
         self._engine = engine
+        self._turn = turn
         self._aside = aside
         self._watchdog_s = watchdog_s
         self.ahead = ahead
@@ -129,7 +133,7 @@ class WeightSwap:
             raise EngineBroken(self.broken)
         if ahead and self.ahead:
             await self._prepare(directory)
-        async with self._aside():
+        async with self._turn(), self._aside():
             started, self.still_until = time.monotonic(), math.inf
             loading = asyncio.create_task(self._load(directory, version, fallback))
             try:

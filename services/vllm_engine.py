@@ -94,9 +94,8 @@ class VllmEngine:
     def users(self) -> dict[str, RequestTimes]:
         """The sequences of users in the engine now, by the engine client's ids."""
         states = self._client.output_processor.request_states
-        ahead = (
-            time.monotonic() - time.time()
-        )  # the engine client notes arrivals by the wall clock, tokens by the other
+        # the engine client notes arrivals by the wall clock, tokens by the other
+        ahead = time.monotonic() - time.time()
         return {
             name: _times(state, ahead)
             for name, state in states.items()

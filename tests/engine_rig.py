@@ -16,9 +16,10 @@ from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import Group, Purpose, RewardSpec, RolloutRequest, Sampling
-from services.config import EngineConfig, FleetConfig, HarvestConfig, PushConfig, SharingConfig
+from services.config import EngineConfig, FleetConfig, HarvestConfig, SharingConfig
 from services.engine_arguments import engine_arguments
 from services.lending_config import LendingConfig
+from services.push_config import PushConfig
 from services.replica import Replica
 from services.reward_pool import RewardPool
 from services.swap import WeightSwap

@@ -11,7 +11,7 @@ from rollout.board import CurrentVersion, Invitation, Membership, Pin, PushPath
 from rollout.errors import WeightsError
 from rollout.weights import MANIFEST, AdapterForm, Bucket, Canary, WeightManifest, file_sha256, version_dir
 from services import collective, reconcile
-from services.config import PushConfig
+from services.push_config import PushConfig
 from services.reconcile import Reconciler
 from services.staging import Staging
 from services.swap import NO_GAP, WeightSwap

@@ -14,9 +14,10 @@ from rollout.errors import StoreUnavailable
 from rollout.rewards import Reward, RewardInput
 from rollout.types import Purpose, Sampling
 from rollout.wishes import Wish
-from services.config import HarvestConfig, PushConfig
+from services.config import HarvestConfig
 from services.harvester import Harvester
 from services.lending_config import LendingConfig
+from services.push_config import PushConfig
 from services.reconcile import Reconciler
 from services.role_loop import LendingImpossible, RoleLoop
 from services.roles import RESTORES

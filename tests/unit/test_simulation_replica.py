@@ -16,7 +16,8 @@ from deploy.simulation.replica import Replica
 from deploy.simulation.scene import Scene
 from deploy.simulation.work import Training, Work
 from rollout.errors import ConfigError
-from services.config import FleetOptions, PushConfig
+from services.config import FleetOptions
+from services.push_config import PushConfig
 from services.slo import SloConfig
 from trainer.config import StalenessConfig
 

@@ -77,7 +77,7 @@ async def test_sequences_of_a_canary_are_computed_one_by_one() -> None:
     assert most == 1
 
 
-async def test_rollouts_are_aside_while_weights_come_in_and_not_while_they_are_checked() -> None:
+async def test_an_engine_prepares_then_waits_for_its_turn_and_rollouts_are_aside_for_the_pause_alone() -> None:
     seen: list[str] = []
 
     class Noting(Engine):
@@ -96,15 +96,17 @@ async def test_rollouts_are_aside_while_weights_come_in_and_not_while_they_are_c
             return await super().score(token_ids)
 
     @asynccontextmanager
-    async def aside() -> AsyncIterator[None]:
-        seen.append("aside")
+    async def within(begin: str, end: str) -> AsyncIterator[None]:
+        seen.append(begin)
         yield
-        seen.append("back")
+        seen.append(end)
 
-    swap = WeightSwap(Noting(), watchdog_s=5, aside=aside)
+    swap = WeightSwap(
+        Noting(), watchdog_s=5, turn=lambda: within("turn", "next"), aside=lambda: within("aside", "back")
+    )
     await swap.load(Path("weights"), version=1)
     await swap.gap(Canary(((1, 2),), ((-1.0,),)))
-    assert seen == ["prepare", "aside", "pause", "resume", "back", "score"]
+    assert seen == ["prepare", "turn", "aside", "pause", "resume", "back", "next", "score"]
 
 
 async def test_weights_that_cannot_be_prepared_are_loaded_in_the_pause() -> None:

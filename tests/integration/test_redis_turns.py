@@ -1,0 +1,65 @@
+import asyncio
+import time
+
+import pytest
+
+from rollout.redis_board import RedisBoard
+from rollout.redis_store import RedisStore
+from rollout.redis_turns import RedisTurns
+from tests.integration.test_redis_board import a_beat
+
+
+@pytest.fixture
+def fleet(request: pytest.FixtureRequest) -> str:
+    return f"{request.node.name}-{time.time_ns()}"
+
+
+async def taken(turns: RedisTurns, names: str, *, share: float, ttl_s: float = 60) -> str:
+    return "".join([name for name in names if await turns.take(name, share=share, ttl_s=ttl_s)])
+
+
+@pytest.mark.parametrize(
+    ("replicas", "share", "expected"),
+    [
+        ("", 0.5, "a"),
+        ("a", 0.5, "a"),
+        ("ab", 0.5, "a"),
+        ("abcde", 0.5, "ab"),
+        ("abcd", 0.1, "a"),
+        ("abcd", 1.0, "abcd"),
+    ],
+)
+async def test_so_large_a_share_of_the_live_replicas_has_a_turn(
+    redis_store: RedisStore, fleet: str, replicas: str, share: float, expected: str
+) -> None:
+    board, turns = RedisBoard(redis_store), RedisTurns(redis_store, fleet)
+    for replica in replicas:
+        await board.heartbeat(fleet, a_beat(replica), ttl_s=60)
+    assert await taken(turns, "abcd", share=share) == expected
+
+
+async def test_a_turn_passes_on_when_it_ends_and_its_holder_may_ask_again(redis_store: RedisStore, fleet: str) -> None:
+    turns = RedisTurns(redis_store, fleet)
+    assert await taken(turns, "aab", share=0.5) == "aa"
+    await turns.end("a")
+    assert await taken(turns, "ba", share=0.5) == "b"
+
+
+async def test_the_turn_of_a_replica_that_is_gone_ends_by_itself(redis_store: RedisStore, fleet: str) -> None:
+    turns = RedisTurns(redis_store, fleet)
+    assert await turns.take("gone", share=0.5, ttl_s=0.05)
+    await asyncio.sleep(0.1)
+    assert await turns.take("next", share=0.5, ttl_s=60)
+
+
+async def test_replicas_whose_heartbeats_expired_do_not_count(redis_store: RedisStore, fleet: str) -> None:
+    board, turns = RedisBoard(redis_store), RedisTurns(redis_store, fleet)
+    for replica in "abcd":
+        await board.heartbeat(fleet, a_beat(replica), ttl_s=60 if replica == "a" else 0.05)
+    await asyncio.sleep(0.1)
+    assert await taken(turns, "ab", share=0.5) == "a"
+
+
+async def test_fleets_have_turns_of_their_own(redis_store: RedisStore, fleet: str) -> None:
+    assert await RedisTurns(redis_store, fleet).take("a", share=0.5, ttl_s=60)
+    assert await RedisTurns(redis_store, f"{fleet}-other").take("b", share=0.5, ttl_s=60)
