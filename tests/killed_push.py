@@ -54,12 +54,13 @@ class User:
     fleet: RunningFleet
     model: str
     pause_s: float
+    tokens: int
     over: threading.Event = field(default_factory=threading.Event)
     answers: list[Answer] = field(default_factory=list)
 
     def run(self) -> None:
         headers = {"Authorization": f"Bearer {self.fleet.tokens.user}"}
-        body = {"model": self.model, "prompt": "the quick", "max_tokens": 8}
+        body = {"model": self.model, "prompt": "the quick", "max_tokens": self.tokens}
         while not self.over.is_set():
             begun = time.monotonic()
             try:
@@ -72,8 +73,10 @@ class User:
 
 
 @contextmanager
-def users(fleet: RunningFleet, model: str, count: int = 2, pause_s: float = _PAUSE_S) -> Iterator[list[User]]:
-    asking = [User(fleet, model, pause_s) for _ in range(count)]
+def users(
+    fleet: RunningFleet, model: str, *, count: int = 2, pause_s: float = _PAUSE_S, tokens: int = 8
+) -> Iterator[list[User]]:
+    asking = [User(fleet, model, pause_s, tokens) for _ in range(count)]
     threads = [threading.Thread(target=user.run, daemon=True) for user in asking]
     for thread in threads:
         thread.start()

@@ -1,5 +1,5 @@
 """A fleet that lends, as an operator starts it: users have the production model all the while, rollouts the policy,
-also when a replica that is lent dies in the middle of a push, or on its way back.
+also when a replica dies on its way to rollouts, lent in the middle of a push, or on its way back.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rollout.board import ReplicaRole
+from rollout.board import Heartbeat, ReplicaRole
 from rollout.client import RolloutClient
 from tests.fake_trainer import FakeTrainer
 from tests.killed_push import delivered, healthy, hurt, interrupted_push, trainer, users
@@ -72,9 +72,32 @@ def ask(fleet: RunningFleet, max_tokens: int = 24) -> str:
     return str(answer.json()["choices"][0]["text"])
 
 
+def submitted(client: RolloutClient, letter: str) -> str:
+    """A rollout of groups that no other one has."""
+    prompts = [f"{letter}{number}" for number in range(_GROUPS)]
+    return str(client.submit(prompts, n=4, sampling={"max_tokens": 60}).id)
+
+
 def ask_at_once(fleet: RunningFleet, count: int, width: int) -> set[str]:
     with ThreadPoolExecutor(width) as users:
         return set(users.map(lambda _: ask(fleet, 64)[:24], range(count)))
+
+
+async def test_a_replica_is_killed_while_its_last_users_finish(fleet: RunningFleet, tmp_path: Path) -> None:
+    with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
+        async with trainer(fleet, tmp_path / "weights") as pusher:
+            await healthy(pusher, lambda beat: beat.role is ReplicaRole.SERVING, count=2)
+            with users(fleet, "assistant", tokens=64, pause_s=0) as asking:
+                rollout = client.submit(
+                    [f"d{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 60}
+                ).id
+                leaving = await in_role(pusher, ReplicaRole.DRAINING)
+                os.kill(leaving.pid, signal.SIGKILL)
+                killed_at = time.monotonic()
+                await healthy(pusher, lambda beat: beat.replica != leaving.replica, count=2)
+                assert await delivered(client, rollout) == _GROUPS
+            assert [answer for user in asking for answer in hurt(user.answers, killed_at)] == []
+            assert sum(len(user.answers) for user in asking) > 50
 
 
 def test_a_replica_goes_to_rollouts_and_comes_back_and_users_always_have_their_model(fleet: RunningFleet) -> None:
@@ -82,7 +105,7 @@ def test_a_replica_goes_to_rollouts_and_comes_back_and_users_always_have_their_m
     expected = ask(fleet)
     begun = ask(fleet, 64)[:24]
     with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
-        rollout = client.submit([f"p{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 60}).id
+        rollout = submitted(client, "p")
         until(lambda: "rollout" in roles(fleet), lambda: replicas(fleet))
         assert roles(fleet) == ["rollout", "serving"]
         assert {ask(fleet) for _ in range(20)} == {expected}
@@ -108,7 +131,7 @@ def parts(replica: dict[str, Any]) -> dict[str, float]:
 async def test_a_lent_replica_is_killed_between_invitation_and_bytes(fleet: RunningFleet, tmp_path: Path) -> None:
     with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
         async with trainer(fleet, tmp_path / "weights") as pusher:
-            rollout = client.submit([f"q{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 60}).id
+            rollout = submitted(client, "q")
             (lent,) = await healthy(pusher, lambda beat: beat.role is ReplicaRole.ROLLOUT and beat.seats_rollouts > 0)
             with users(fleet, "assistant", count=1) as asking:
                 await asyncio.sleep(1)
@@ -125,10 +148,11 @@ async def test_a_lent_replica_is_killed_between_invitation_and_bytes(fleet: Runn
 async def test_a_replica_is_killed_on_its_way_back_to_users(fleet: RunningFleet, tmp_path: Path) -> None:
     with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
         async with trainer(fleet, tmp_path / "weights") as pusher:
-            rollout = client.submit([f"r{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 60}).id
+            rollout = submitted(client, "r")
             (lent,) = await healthy(pusher, lambda beat: beat.role is ReplicaRole.ROLLOUT and beat.seats_rollouts > 0)
             with users(fleet, "assistant", count=1) as asking, users(fleet, "assistant", count=24, pause_s=0) as crowd:
-                await on_its_way_back(pusher, lent.replica)
+                # given its rollouts up, and not back with users yet
+                assert (await in_role(pusher, ReplicaRole.RECLAIMING)).replica == lent.replica
                 os.kill(lent.pid, signal.SIGKILL)
                 killed_at = time.monotonic()
                 for user in crowd:
@@ -139,11 +163,11 @@ async def test_a_replica_is_killed_on_its_way_back_to_users(fleet: RunningFleet,
             assert sum(len(user.answers) for user in asking) > 50
 
 
-async def on_its_way_back(pusher: FakeTrainer, replica: str) -> None:
-    """Returns when it has given its rollouts up and is not back with users yet."""
+async def in_role(pusher: FakeTrainer, role: ReplicaRole) -> Heartbeat:
+    """The first replica that says so."""
     async with asyncio.timeout(START_S):
         while True:
-            roles = {beat.replica: beat.role for beat in await pusher.board.replicas(pusher.fleet)}
-            if roles[replica] is ReplicaRole.RECLAIMING:
-                return
+            for beat in await pusher.board.replicas(pusher.fleet):
+                if beat.role is role:
+                    return beat
             await asyncio.sleep(0.005)
