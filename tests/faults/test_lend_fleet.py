@@ -88,9 +88,7 @@ async def test_a_replica_is_killed_while_its_last_users_finish(fleet: RunningFle
         async with trainer(fleet, tmp_path / "weights") as pusher:
             await healthy(pusher, lambda beat: beat.role is ReplicaRole.SERVING, count=2)
             with users(fleet, "assistant", tokens=64, pause_s=0) as asking:
-                rollout = client.submit(
-                    [f"d{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 60}
-                ).id
+                rollout = submitted(client, "d")
                 leaving = await in_role(pusher, ReplicaRole.DRAINING)
                 os.kill(leaving.pid, signal.SIGKILL)
                 killed_at = time.monotonic()
