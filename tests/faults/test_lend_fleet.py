@@ -83,21 +83,6 @@ def ask_at_once(fleet: RunningFleet, count: int, width: int) -> set[str]:
         return set(users.map(lambda _: ask(fleet, 64)[:24], range(count)))
 
 
-async def test_a_replica_is_killed_while_its_last_users_finish(fleet: RunningFleet, tmp_path: Path) -> None:
-    with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
-        async with trainer(fleet, tmp_path / "weights") as pusher:
-            await healthy(pusher, lambda beat: beat.role is ReplicaRole.SERVING, count=2)
-            with users(fleet, "assistant", tokens=64, pause_s=0) as asking:
-                rollout = submitted(client, "d")
-                leaving = await in_role(pusher, ReplicaRole.DRAINING)
-                os.kill(leaving.pid, signal.SIGKILL)
-                killed_at = time.monotonic()
-                await healthy(pusher, lambda beat: beat.replica != leaving.replica, count=2)
-                assert await delivered(client, rollout) == _GROUPS
-            assert [answer for user in asking for answer in hurt(user.answers, killed_at)] == []
-            assert sum(len(user.answers) for user in asking) > 50
-
-
 def test_a_replica_goes_to_rollouts_and_comes_back_and_users_always_have_their_model(fleet: RunningFleet) -> None:
     until(lambda: roles(fleet) == ["serving", "serving"], lambda: replicas(fleet))
     expected = ask(fleet)
@@ -156,6 +141,22 @@ async def test_a_replica_is_killed_on_its_way_back_to_users(fleet: RunningFleet,
                 for user in crowd:
                     user.over.set()
                 await healthy(pusher, lambda beat: beat.replica != lent.replica, count=2)
+                assert await delivered(client, rollout) == _GROUPS
+            assert [answer for user in asking for answer in hurt(user.answers, killed_at)] == []
+            assert sum(len(user.answers) for user in asking) > 50
+
+
+async def test_a_replica_is_killed_while_its_last_users_finish(fleet: RunningFleet, tmp_path: Path) -> None:
+    with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
+        async with trainer(fleet, tmp_path / "weights") as pusher:
+            with users(fleet, "assistant", count=24, pause_s=0):
+                await healthy(pusher, lambda beat: beat.role is ReplicaRole.SERVING, count=2)
+            with users(fleet, "assistant", tokens=64, pause_s=0) as asking:
+                rollout = submitted(client, "d")
+                leaving = await in_role(pusher, ReplicaRole.DRAINING)
+                os.kill(leaving.pid, signal.SIGKILL)
+                killed_at = time.monotonic()
+                await healthy(pusher, lambda beat: beat.replica != leaving.replica, count=2)
                 assert await delivered(client, rollout) == _GROUPS
             assert [answer for user in asking for answer in hurt(user.answers, killed_at)] == []
             assert sum(len(user.answers) for user in asking) > 50
