@@ -36,6 +36,7 @@ from rollout.config import RedisConfig
 from rollout.errors import ConfigError, NightshiftError
 from services.auth import fleet_args
 from services.config import AuthConfig, FleetConfig
+from trainer.ray_start import start_local_ray
 
 log = structlog.get_logger(__name__)
 
@@ -273,8 +274,7 @@ def start_ray(stack: ExitStack, *, num_cpus: float, embedded: EmbeddedRedis | No
 
     stack.callback(ray.shutdown)
     with signal_handlers_kept():
-        ray.init(
-            address="local",
+        start_local_ray(
             num_cpus=math.ceil(max(num_cpus, psutil.cpu_count() or 1)),
             object_store_memory=_OBJECT_STORE_BYTES,
             include_dashboard=False,

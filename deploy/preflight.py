@@ -178,7 +178,14 @@ def needed_gib(fleet: FleetConfig) -> float:
     engine = fleet.engine
     weights = sum(file.stat().st_size for file in fleet.model.path.glob("*.safetensors")) / _GIB
     cache = float(engine.kv_cache_gib) if engine.device == "cpu" else 0.0
-    return _BASE_GIB + fleet.autoscaling.min_replicas * (_ENGINE_GIB + 2 * weights + cache)
+    return _BASE_GIB + fleet.autoscaling.min_replicas * (_ENGINE_GIB + _copies(fleet) * weights + cache)
+
+
+def _copies(fleet: FleetConfig) -> int:
+    """Of the weights: in use, staged, and one beside those in use where a version is prepared there."""
+    engine = fleet.engine
+    beside = engine.device == "cpu" and not engine.compile and fleet.sharing.mode != "adapter"
+    return 3 if beside and fleet.push.ahead else 2
 
 
 def check_memory(fleet: FleetConfig, available_bytes: float) -> None:

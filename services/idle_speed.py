@@ -102,5 +102,5 @@ async def _timed(
 
 def _prompts(vocab_size: int, length: int, count: int) -> list[tuple[int, ...]]:
     """Seeded and all different, so that none finds another's prefix in the cache."""
-    numbers = random.Random(_SEED)
+    numbers = random.Random(_SEED + length)
     return [tuple(numbers.randrange(vocab_size) for _ in range(length)) for _ in range(count)]

@@ -9,7 +9,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -20,6 +21,7 @@ from rollout.weights import MANIFEST, WeightManifest, read_manifest, verify_buck
 from services import collective
 from services.background import in_background
 from services.collective import InReplica, Receiver
+from services.delivery import Delivery, from_artefact
 from services.push_config import PushConfig
 from services.staging import Staging
 from services.swap import EngineBroken, Weights
@@ -31,19 +33,6 @@ _OUTAGE_WAIT_S = 1.0
 _STEP_S = 0.01
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """Weights that lie on this host, complete and digested, ready to be swapped in."""
-
-    run: str
-    manifest: WeightManifest
-    directory: Path
-    artefact: Path
-    path: PushPath
-    epoch: int | None
-    receive_s: float
 
 
 class Reconciler:
@@ -62,7 +51,9 @@ class Reconciler:
         max_lag: int,
         on_untrusted: Callable[[str, int], None],
         receivers: Mapping[str, Receiver] | None = None,
+        turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
+        """Within `turn` the engine may stand still."""
         self._fleet = fleet
         self._replica = replica
         self._host = host
@@ -73,6 +64,7 @@ class Reconciler:
         self._max_lag = max_lag
         self._on_untrusted = on_untrusted
         self._receivers = receivers or {"gloo": InReplica()}
+        self._turn = turn
         self._refused: set[tuple[str, str]] = set()
         self._tokens: dict[str, int] = {}
         self._last_epoch = 0
@@ -80,8 +72,9 @@ class Reconciler:
         self._target: CurrentVersion | None = None
         self._caught_up = False
         self._trusted = True
-        self._settled = asyncio.Event()
+        self._settled, self._undisturbed = asyncio.Event(), asyncio.Event()
         self._settled.set()
+        self._undisturbed.set()
         self.following = True
         """False while the engine holds other weights than the run's, see `rest`."""
         self.pin: Pin | None = None
@@ -124,9 +117,10 @@ class Reconciler:
         self.following, self.detail = False, ""
 
     async def rest(self) -> None:
-        """Follow nothing, because other weights are to come into the engine; returns when no swap is running."""
+        """Follow nothing, because other weights are to come into the engine; returns when none of the run's are on
+        their way into it."""
         self.following = False
-        await self._settled.wait()
+        await self._undisturbed.wait()
         self.run_name, self.version, self.pin, self.detail = None, 0, None, ""
 
     def follow(self, *, verified: bool) -> None:
@@ -185,7 +179,9 @@ class Reconciler:
         elif self._newest_token(run, self._target.fencing_token) and self._tries_left(
             run, self._target.version, self._target.digest
         ):
-            await self._deliver(await in_background(self._read_artefact, run, self._target))
+            await self._deliver(
+                await in_background(from_artefact, run, self._target, partial(self._accept, self._target))
+            )
 
     async def _look_for_pin(self, run: str) -> None:
         """One of another run, or of an older writer, holds nobody."""
@@ -237,7 +233,7 @@ class Reconciler:
         """None when this replica came too late for the epoch or cannot receive with its backend."""
         artefact = Path(invitation.directory)
         manifest = await asyncio.to_thread(read_manifest, artefact)
-        self._accept(manifest, invitation.version, invitation.digest, invitation.fencing_token)
+        self._accept(invitation, manifest)
         if (receiver := await self._receiver(invitation)) is None:
             return None
         await self._board.ack(self._fleet, invitation.epoch, self._replica, self._host)
@@ -288,30 +284,29 @@ class Reconciler:
                 raise WeightsError(f"the receiver of this host did not finish {directory}")
             await asyncio.sleep(_STEP_S)
 
-    def _read_artefact(self, run: str, current: CurrentVersion) -> Delivery:
-        """Raises WeightsError when the artefact is missing, damaged or another one than the pointer means."""
-        started = time.monotonic()
-        directory = Path(current.directory)
-        manifest = read_manifest(directory)
-        self._accept(manifest, current.version, current.digest, current.fencing_token)
-        try:
-            verify_buckets(directory, manifest)
-        except OSError as error:  # a disk that fails, or the trainer retires the version meanwhile
-            raise WeightsError(f"{directory}: cannot be read: {error}") from error
-        return Delivery(run, manifest, directory, directory, PushPath.ARTEFACT, None, time.monotonic() - started)
-
-    def _accept(self, manifest: WeightManifest, version: int, digest: str, fencing_token: int) -> None:
+    def _accept(self, announced: CurrentVersion | Invitation, manifest: WeightManifest) -> None:
         """The manifest is the one that was announced, and of a form that the engine loads. Raises WeightsError."""
-        found = (manifest.version, manifest.digest, manifest.fencing_token)
-        if found != (version, digest, fencing_token):
-            raise WeightsError(f"announced version {version} of digest {digest}, found {found[0]} of {found[1]}")
+        wanted, found = ((one.version, one.digest, one.fencing_token) for one in (announced, manifest))
+        if found != wanted:
+            raise WeightsError(f"announced version {wanted[0]} of digest {wanted[1]}, found {found[0]} of {found[1]}")
         if why := self._swap.refusal(manifest):
             raise WeightsError(why)
 
     async def _deliver(self, delivery: Delivery) -> None:
-        """Swap the weights in and check what the engine computes with them."""
-        if not self.following:  # since they began to arrive
-            return
+        """Prepare the weights and, when it is this replica's turn, swap them in."""
+        self._undisturbed.clear()
+        try:
+            await self._swap.prepare(delivery.directory, wanted=lambda: self.following)
+            async with self._turn():
+                if self.following:  # others may have been called for since they began to arrive
+                    await self._swap_in(delivery)
+        finally:
+            self._undisturbed.set()
+
+    async def _swap_in(self, delivery: Delivery) -> None:
+        """And check what the engine computes with them."""
+        if not delivery.directory.exists():
+            raise WeightsError(f"{delivery.directory} was retired before it was this replica's turn")
         manifest = delivery.manifest
         key = (delivery.run, manifest.version, manifest.digest)
         self._settled.clear()

@@ -151,6 +151,7 @@ async def _by_groups(
             continue
         directory = await asyncio.to_thread(staging.open, "rehearsal", weight_bytes(model))
         await asyncio.to_thread(write_perturbed, model, directory, re.compile(pattern).search)
+        await swap.prepare(directory)
         await swap.load(directory, version=0, fallback=model)
         if (move := await measured_gap(swap, base, f"new tensors /{pattern}/")) < MIN_GROUP_MOVE:
             raise RehearsalFailed(f"new tensors /{pattern}/ move the canary by {move:.3g} nats only: not in use")
@@ -158,6 +159,7 @@ async def _by_groups(
 
 
 async def _load_and_compare(swap: WeightSwap, directory: Path, canary: Canary, tolerance: float, what: str) -> float:
+    await swap.prepare(directory)
     await swap.load(directory, version=0)
     if (gap := await measured_gap(swap, canary, f"{what} weights")) > tolerance:
         raise RehearsalFailed(

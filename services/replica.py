@@ -10,7 +10,7 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +89,8 @@ class Replica:
             still_until=lambda: self._swap.still_until,
         )
         self.users = self.keeper.users
+        self._swap = way_in(config, engine, self.keeper.aside)
         turns = Turns(RedisTurns(store, config.fleet), self.name, config.push)
-        self._swap = way_in(config, engine, turn=turns.turn, aside=self.keeper.aside)
         self.harvester = Harvester(
             replica=self.name,
             config=config.harvest,
@@ -111,6 +111,7 @@ class Replica:
             max_lag=config.harvest.max_lag,
             on_untrusted=self.harvester.give_up,
             receivers={"gloo": InReplica(), "nccl": InWorker(engine)},
+            turn=turns.turn if config.sharing.mode == "live" else nullcontext,
         )
         self.health = Health(
             engine,
@@ -319,9 +320,10 @@ class Replica:
         )
 
     def _beside_users(self) -> tuple[int, float] | None:
-        """See `UserLoad`: rollouts, and pauses for new weights."""
-        still = self._swap.still_until
-        return None if self.keeper.seats.held or math.isinf(still) else (self.harvester.tally.generated, still)
+        """See `UserLoad`: rollouts, and new weights."""
+        swap = self._swap
+        busy = self.keeper.seats.held or swap.preparing or math.isinf(swap.still_until)
+        return None if busy else (self.harvester.tally.generated, swap.still_until)
 
     async def _beat(self) -> None:
         news = self.reconciler.news

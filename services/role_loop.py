@@ -94,7 +94,7 @@ class RoleLoop:
         self._canaries[self._production] = Canary(ids, await self._swap.scores(ids))
         for to, model in ((ReplicaRole.ROLLOUT, self._policy), (ReplicaRole.SERVING, self._production)):
             self.log.begin(to)
-            await self._swap.load(model, version=0, ahead=False)
+            await self._swap.load(model, version=0)
             self.log.mark("swapped")
             self._canaries.setdefault(model, Canary(ids, await self._swap.scores(ids)))
             gap = await self._swap.gap(self._canaries[model])
@@ -186,7 +186,7 @@ class RoleLoop:
 
     async def _load(self, model: Path) -> bool:
         """Whether the model is in use then. Raises EngineBroken."""
-        await self._swap.load(model, version=0, fallback=self._production, ahead=False)
+        await self._swap.load(model, version=0, fallback=self._production)
         self.log.mark("swapped")
         gap = await self._swap.gap(self._canaries[model])
         self.log.mark("verified")

@@ -82,6 +82,7 @@ class RolloutAdapters:
         self.broken = ""
         self.unscored = ""
         """Why the engine did not answer the last canary; empty when it did."""
+        self.preparing = False
         self.still_until = 0.0
         """When the last load ended, monotonic; infinite while the engine may stand still for one."""
 
@@ -145,6 +146,9 @@ class RolloutAdapters:
                 f" serves adapters of {', '.join(sorted(self.layers))}"
             )
         return ""
+
+    async def prepare(self, directory: Path, *, wanted: Callable[[], bool]) -> None:
+        """Nothing: `load` is beside what is in use as it is."""
 
     async def load(self, directory: Path, *, version: int, fallback: Path | None = None) -> float:
         """Load a directory, or `fallback` where that fails; returns how long the engine stood still for it, in seconds.

@@ -1,6 +1,7 @@
 """How versions get into an engine, and how that is rehearsed, by the fleet's `sharing.mode`."""
 
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
 import structlog
@@ -10,7 +11,7 @@ from services.config import FleetConfig
 from services.rehearsal import RehearsalFailed, rehearse
 from services.rollout_adapters import RolloutAdapters
 from services.staging import Staging
-from services.swap import WeightSwap, Within
+from services.swap import WeightSwap
 from services.vllm_engine import USER_ADAPTER, VllmEngine
 
 WayIn = WeightSwap | RolloutAdapters
@@ -18,18 +19,14 @@ WayIn = WeightSwap | RolloutAdapters
 _log = structlog.get_logger(__name__)
 
 
-def way_in(config: FleetConfig, engine: VllmEngine, *, turn: Within, aside: Within) -> WayIn:
-    """Whole weights in the place of the engine's, or adapters beside them.
-
-    For whole weights rollouts step `aside` unless they keep what is computed of them, and replicas that users share
-    wait for their `turn`.
-    """
+def way_in(config: FleetConfig, engine: VllmEngine, aside: Callable[[], AbstractAsyncContextManager[None]]) -> WayIn:
+    """Whole weights in the place of the engine's, for which rollouts step `aside` unless they keep what is computed of
+    them, or adapters beside them."""
     sharing, watchdog_s = config.sharing, config.push.watchdog_s
     if sharing.mode != "adapter":
         return WeightSwap(
             engine,
             watchdog_s=watchdog_s,
-            turn=nullcontext if config.lends else turn,
             aside=nullcontext if config.push.rollouts == "keep" else aside,
             ahead=config.push.ahead,
         )
@@ -51,9 +48,8 @@ async def rehearsed(way: WayIn, config: FleetConfig, *, staging: Staging, dtype:
     try:
         return await rehearse(way, model=model, staging=staging, dtype=dtype, tolerance=tolerance)
     except RehearsalFailed as failure:
-        if not way.ahead or way.broken:
-            raise
         # a model of which two copies are not two models is loaded in the pause
+        if not await way.give_up_ahead():
+            raise
         _log.warning("rehearsed_again", ahead=False, why=str(failure))
-        way.ahead = False
         return await rehearse(way, model=model, staging=staging, dtype=dtype, tolerance=tolerance)

@@ -15,8 +15,6 @@ from rollout.weights import Canary, WeightManifest
 
 _log = structlog.get_logger(__name__)
 
-Within = Callable[[], AbstractAsyncContextManager[None]]
-
 NO_GAP = 1e9
 """Stands for a gap that is not a finite number, or not known."""
 
@@ -32,9 +30,17 @@ class Engine(Protocol):
 
     async def resume(self) -> None: ...
 
-    async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
-        """Load a directory beside the weights in use, while generation goes on, so that its `reload` takes no time;
-        returns why that is not done, empty when it is."""
+    async def prepare(
+        self, directory: Path, *, refresh_tied_head: bool = True, within_s: float, wanted: Callable[[], bool]
+    ) -> None:
+        """Load a directory beside the weights in use, while generation goes on, so that its `reload` takes no time.
+        What is not done within the time, or cannot be done so, is done there. Begun in vain where it is no longer
+        `wanted`."""
+        ...
+
+    async def put_back(self) -> None:
+        """Undo whatever `prepare` and `reload` have made beside the engine's own model, for `reload` to load into that
+        one."""
         ...
 
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None: ...
@@ -66,6 +72,10 @@ class Weights(Protocol):
         """Why the engine cannot load this version; empty when it can."""
         ...
 
+    async def prepare(self, directory: Path, *, wanted: Callable[[], bool]) -> None:
+        """What can be done of its `load` while generation goes on, for as long as it is `wanted`."""
+        ...
+
     async def load(self, directory: Path, *, version: int, fallback: Path | None = None) -> float:
         """Returns how long generation stood still, in seconds. Raises EngineBroken."""
         ...
@@ -80,31 +90,31 @@ class Weights(Protocol):
 
 
 class WeightSwap:
-    """prepare -> turn -> pause(keep) -> reload -> label -> resume, the pause within a watchdog; one at a time."""
+    """prepare, then pause(keep) -> reload -> label -> resume within a watchdog; one at a time."""
 
     def __init__(
         self,
         engine: Engine,
         *,
         watchdog_s: float,
-        turn: Within = nullcontext,
-        aside: Within = nullcontext,
+        aside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
         ahead: bool = True,
         refresh_tied_head: bool = True,
     ) -> None:
-        """With `ahead` the engine prepares what it can before it pauses. Within `turn` it may stand still. Within
-        `aside` it works on no rollout: their tokens are to be of the weights that they say, from the first one computed
-        to the last, while users' requests go on with what was computed of them."""
+        """With `ahead` there is something to `prepare`. Within `aside` the engine works on no rollout: their tokens are
+        to be of the weights that they say, from the first one computed to the last, while users' requests go on with
+        what was computed of them."""
         self._engine = engine
-        self._turn = turn
         self._aside = aside
         self._watchdog_s = watchdog_s
-        self.ahead = ahead
+        self._ahead = ahead
         self._refresh_tied_head = refresh_tied_head
         self.broken = ""
         """Why the engine must be replaced; empty while it is well."""
         self.unscored = ""
         """Why the engine did not answer the last canary; empty when it did."""
+        self.preparing = False
+        """Whether the engine's steps take longer for weights to come."""
         self.still_until = 0.0
         """When the last load ended, monotonic; infinite while generation stands still for one."""
 
@@ -122,18 +132,37 @@ class WeightSwap:
             " sharing.mode=adapter"
         )
 
-    async def load(self, directory: Path, *, version: int, fallback: Path | None = None, ahead: bool = True) -> float:
+    async def prepare(self, directory: Path, *, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Without it `load` does all of it in the pause, which is sooner over where nobody generates."""
+        if not self._ahead or self.broken:
+            return
+        self.preparing = True
+        try:
+            await self._engine.prepare(
+                directory, refresh_tied_head=self._refresh_tied_head, within_s=self._watchdog_s, wanted=wanted
+            )
+        except Exception as error:
+            _log.warning("not_prepared", directory=str(directory), error=repr(error))
+        finally:
+            self.preparing = False
+
+    async def give_up_ahead(self) -> bool:
+        """Prepare nothing from now on; whether anything was before."""
+        if not self._ahead or self.broken:
+            return False
+        self._ahead = False
+        await self._engine.put_back()
+        return True
+
+    async def load(self, directory: Path, *, version: int, fallback: Path | None = None) -> float:
         """Load a directory, or `fallback` where that fails; returns how long generation stood still, in seconds.
-        Without `ahead` all of it is done in the pause, which is sooner over where nobody generates.
 
         Raises EngineBroken, and sets `broken`, when neither loads or the watchdog runs out. A load that takes too long
         is not cancelled: nothing may come between the workers and their reply.
         """
         if self.broken:
             raise EngineBroken(self.broken)
-        if ahead and self.ahead:
-            await self._prepare(directory)
-        async with self._turn(), self._aside():
+        async with self._aside():
             started, self.still_until = time.monotonic(), math.inf
             loading = asyncio.create_task(self._load(directory, version, fallback))
             try:
@@ -169,17 +198,6 @@ class WeightSwap:
     async def scores(self, token_ids: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
         """What the engine computes for each sequence, as `Canary.logprobs`."""
         return await _scores(token_ids, self._engine.score)
-
-    async def _prepare(self, directory: Path) -> None:
-        """What is not prepared is loaded in the pause."""
-        try:
-            why = await self._engine.prepare(
-                directory, refresh_tied_head=self._refresh_tied_head, within_s=self._watchdog_s
-            )
-        except Exception as error:
-            why = repr(error)
-        if why:
-            _log.info("weights_not_prepared", directory=str(directory), why=why)
 
     async def _load(self, directory: Path, version: int, fallback: Path | None) -> None:
         await self._engine.pause()

@@ -1,8 +1,7 @@
 """Replicas stand still for new weights one after the other, so that users find some that do not."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
@@ -12,6 +11,9 @@ from rollout.errors import StoreUnavailable
 from services.push_config import PushConfig
 
 _LOOK_S = 0.05
+_END_S = 1.0
+_WATCHED = 3
+"""Things in a turn that `push.watchdog_s` bounds: the pause, and the canary; and what lies between them."""
 
 _log = structlog.get_logger(__name__)
 
@@ -27,35 +29,31 @@ class TurnTable(Protocol):
 class Turns:
     """Of one replica."""
 
-    def __init__(
-        self, table: TurnTable, replica: str, config: PushConfig, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """`config.watchdog_s` bounds a turn and the wait for one: a replica that was killed in its turn holds up nobody
-        for longer."""
+    def __init__(self, table: TurnTable, replica: str, config: PushConfig) -> None:
+        """Nobody waits longer than `config.watchdog_s`, though one that was killed in its turn has it for longer."""
         self._table = table
         self._replica = replica
         self._share = config.still_share
-        self._longest_s = config.watchdog_s
-        self._clock = clock
+        self._patience_s = config.watchdog_s
+        self._ttl_s = _WATCHED * config.watchdog_s
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Entered when it is this replica's turn, or when that cannot be found out or takes too long: new weights are
         worth more than the order in which they come."""
         try:
-            await self._taken()
-        except StoreUnavailable as error:
-            _log.warning("turn_unknown", error=str(error))
+            async with asyncio.timeout(self._patience_s):
+                await self._taken()
+        except (StoreUnavailable, TimeoutError) as error:
+            _log.warning("turn_not_awaited", error=repr(error))
         try:
             yield
         finally:
-            with suppress(StoreUnavailable):
-                await self._table.end(self._replica)
+            # it ends by itself where this is not heard
+            with suppress(StoreUnavailable, TimeoutError):
+                async with asyncio.timeout(_END_S):
+                    await self._table.end(self._replica)
 
     async def _taken(self) -> None:
-        until = self._clock() + self._longest_s
-        while not await self._table.take(self._replica, share=self._share, ttl_s=self._longest_s):
-            if self._clock() > until:
-                _log.warning("turn_not_awaited", waited_s=self._longest_s)
-                return
+        while not await self._table.take(self._replica, share=self._share, ttl_s=self._ttl_s):  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)

@@ -1,13 +1,14 @@
-"""The vLLM engine behind the few verbs that Nightshift needs; no other module of this package imports vllm."""
+"""The vLLM engine behind the few verbs that Nightshift needs; besides it only what runs in its workers imports vllm."""
 
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import structlog
 from vllm import SamplingParams
 from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
@@ -21,6 +22,8 @@ from services.cache_salt import salted
 from services.engine_output import GenerationError, part, partial
 from services.step_log import StepLog
 from services.user_window import RequestTimes
+
+_log = structlog.get_logger(__name__)
 
 _OWN = "nightshift-"
 """How the ids of requests begin that are not users'; OpenAI routes make ids of their own."""
@@ -154,21 +157,26 @@ class VllmEngine:
     async def resume(self) -> None:
         await self._client.resume_generation()
 
-    async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
-        """Have the workers load a directory beside the weights in use. Returns why they did not, empty when they did;
-        see `weights_ahead`."""
-        self._prepared, until = None, time.monotonic() + within_s
+    async def prepare(
+        self, directory: Path, *, refresh_tied_head: bool = True, within_s: float, wanted: Callable[[], bool]
+    ) -> None:
+        """Have the workers load a directory beside the weights in use, see `weights_ahead`."""
         arguments = {"directory": str(directory), "refresh_tied_head": refresh_tied_head}
+        self._prepared, until, over = directory, time.monotonic() + within_s, False
         await self._client.collective_rpc("prepare_weights", kwargs=arguments)
-        states = [(False, "")]
-        while not all(over for over, _ in states):
-            if time.monotonic() > until:
-                return f"not within {within_s:g} s"
+        while not over and time.monotonic() < until:
+            if not wanted():
+                self._prepared = None
+                await self._client.collective_rpc("abandon_prepared")
+                return
             # the engine takes one call between two steps
             states = await self._client.collective_rpc("go_on_preparing", kwargs={"budget_s": _PREPARATION_S})
-        why = next((str(why) for _, why in states if why), "")
-        self._prepared = None if why else directory
-        return why
+            over = all(state for state, _ in states)
+
+    async def put_back(self) -> None:
+        """Have no second model; the first one is in use again, with whatever weights it has."""
+        self._prepared = None
+        await self._client.collective_rpc("put_back")
 
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
         """Load a Hugging Face directory in place, or change over to it where it was prepared; call while paused.
@@ -176,12 +184,18 @@ class VllmEngine:
         No timeout is passed to the workers: a late reply would be taken for the result of the next step.
         """
         prepared, self._prepared = self._prepared, None
-        if prepared == directory:
-            await self._client.collective_rpc("take_prepared", kwargs={"directory": str(directory)})
+        if prepared == directory and await self._take(directory):
             return
         await self._client.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
         if refresh_tied_head:
             await self._client.collective_rpc("refresh_tied_head")
+
+    async def _take(self, directory: Path) -> bool:
+        """Change over to what is prepared, in all workers or for good in none."""
+        answers = await self._client.collective_rpc("take_prepared", kwargs={"directory": str(directory)})
+        if why := next((str(answer) for answer in answers if answer), ""):
+            _log.info("weights_not_prepared", directory=str(directory), why=why)
+        return not why
 
     async def load_adapter(self, adapter: Adapter) -> float:
         """While requests go on; returns how long the engine stood still for it, in seconds. No timeout, for the reason

@@ -1,12 +1,14 @@
 """New weights beside those in use: a second model in the worker, so that generation stands still for a swap alone.
 
-begin -> go_on, a few milliseconds at a time between the engine's steps -> take: the two models change places
+begin -> go_on, a few milliseconds at a time between the engine's steps -> take: what is left of it, and the two models
+change places
 
 Nothing is computed beside the engine's steps: threads that load would take its cores, and Python's lock, for far longer
 than the loading takes.
 """
 
 import copy
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +37,12 @@ def ahead_refusal(config: VllmConfig) -> str:
         return "the engine's model is compiled"
     if config.lora_config is not None:
         return "adapters are in the engine's model"
+    if config.speculative_config is not None:
+        return "a drafter shares layers of the engine's model"
+    # whatever model computes, such layers are found by their names among those that the engine was started with
+    found = config.compilation_config.static_forward_context
+    if named := [name for name, layer in found.items() if next(layer.parameters(), None) is not None]:
+        return f"the engine finds layers with weights by name, such as {named[0]}"
     return ""
 
 
@@ -47,6 +55,8 @@ class WeightsAhead:
     `go_on` waits for it."""
 
     def __init__(self) -> None:
+        self._own: torch.nn.Module | None = None
+        """The one that the engine was started with, once there is a second."""
         self._spare: torch.nn.Module | None = None
         self._thread: threading.Thread | None = None
         self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
@@ -58,9 +68,10 @@ class WeightsAhead:
     def begin(self, model: torch.nn.Module, config: VllmConfig, directory: str, finish: Finish) -> None:
         """Load `directory` beside `model`, then `finish` what was loaded, when `go_on` is called; what was begun before
         and is not over is abandoned."""
-        self._abandon()
+        self.abandon()
         self._directory, self._error = directory, ahead_refusal(config)
         if not self._error:
+            self._own = self._own or model
             self._thread = threading.Thread(target=self._load, args=(model, config, finish), daemon=True)
             self._thread.start()
 
@@ -73,23 +84,36 @@ class WeightsAhead:
             self._back.acquire()
         return self._thread is None, self._error
 
-    def take(self, runner: Any, directory: str) -> None:
-        """The model of `runner` becomes the spare one. Raises RuntimeError where `directory` is not what is
-        prepared."""
-        if self._error or self._thread is not None or self._spare is None or directory != self._directory:
-            raise RuntimeError(f"{directory} is not prepared, {self._directory or 'nothing'} is: {self._error}")
-        runner.model, self._spare = self._spare, runner.model
-        self._error = _NOTHING
+    def take(self, runner: Any, directory: str) -> str:
+        """End the preparation, and the model of `runner` becomes the spare one. Returns why not, empty where it
+        does."""
+        if directory != self._directory:
+            return f"{self._directory or 'nothing'} is prepared"
+        _, why = self.go_on(math.inf)
+        if not why:
+            runner.model, self._spare = self._spare, runner.model
+            self._error = _NOTHING
+        return why
 
-    def _abandon(self) -> None:
+    def put_back(self, runner: Any) -> None:
+        """The model that the engine was started with is in use again, with whatever weights it has, and alone."""
+        self.abandon()
+        if self._own is not None:
+            runner.model = self._own
+        self._own = self._spare = None
+
+    def abandon(self) -> None:
+        """What was begun and is not over."""
         if self._thread is not None:
             self._abandoned = True
             self.go_on(0.0)
             self._abandoned = False
+        self._error = _NOTHING
 
     def _load(self, model: torch.nn.Module, config: VllmConfig, finish: Finish) -> None:
         self._turn.acquire()
         try:
+            self._mind_abandoned()
             spare = twin(model) if self._spare is None else self._spare
             with set_current_vllm_config(config):
                 reload_weights(config, spare, self._paced(_weights(config, self._directory, spare)), None, True)
@@ -106,9 +130,12 @@ class WeightsAhead:
             if time.monotonic() > self._until:
                 self._back.release()
                 self._turn.acquire()
-            if self._abandoned:
-                raise Abandoned(self._directory)
+            self._mind_abandoned()
             yield weight
+
+    def _mind_abandoned(self) -> None:
+        if self._abandoned:
+            raise Abandoned(self._directory)
 
 
 def _weights(config: VllmConfig, directory: str, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

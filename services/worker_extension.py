@@ -47,13 +47,23 @@ class WorkerExtension:
         """Load for so long. Returns whether the preparation is over, and why this worker has nothing to take then."""
         return _ahead.go_on(budget_s)
 
-    def take_prepared(self, directory: str) -> None:
-        """Compute with what is prepared from now on; call while paused. Raises RuntimeError where that is something
-        else."""
-        _ahead.take(self.model_runner, directory)
+    def take_prepared(self, directory: str) -> str:
+        """End its preparation and compute with it from now on; call while paused. Returns why not, empty where it does:
+        were it raised, the engine would leave the replies of other workers unread."""
+        if why := _ahead.take(self.model_runner, directory):
+            return why
         self.model_runner.reset_lora_state()
         self.model_runner.reset_encoder_cache()
         self.model_runner.reset_mm_cache()
+        return ""
+
+    def abandon_prepared(self) -> None:
+        """Nobody wants what is being prepared."""
+        _ahead.abandon()
+
+    def put_back(self) -> None:
+        """Compute with the model that the engine was started with, and have no second one."""
+        _ahead.put_back(self.model_runner)
 
     def load_adapter(self, name: str, number: int, directory: str) -> tuple[float, str]:
         """Into a free place; returns the seconds that it took, in which this worker computed nothing, and what went

@@ -128,7 +128,7 @@ def request(
     return RolloutRequest(**{**fields, **changes})
 
 
-async def finished(queue: RedisQueue, group_ids: tuple[str, ...], *, timeout_s: float = 60) -> list[Group]:
+async def finished(queue: RedisQueue, group_ids: tuple[str, ...], *, timeout_s: float = 240.0) -> list[Group]:
     """The groups, once all of them are scored."""
     async with asyncio.timeout(timeout_s):
         while True:

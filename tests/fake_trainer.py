@@ -74,7 +74,7 @@ class FakeTrainer:
         ranks = membership(epoch, acks).ranks
         await self.send_in(self._broadcast, store, epoch, len(ranks) + 1, manifest, spoil)
 
-    async def beat_where(self, wanted: Callable[[Heartbeat], bool], *, timeout_s: float = 60.0) -> Heartbeat:
+    async def beat_where(self, wanted: Callable[[Heartbeat], bool], *, timeout_s: float = 240.0) -> Heartbeat:
         """The first heartbeat that satisfies `wanted`."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from rollout.errors import ConfigError
 from trainer.config import TrainConfig
 from trainer.errors import WorkerDied
+from trainer.ray_start import start_local_ray
 
 _OBJECT_STORE_BYTES = 256 << 20
 _REACH_S = 10.0
@@ -63,8 +64,7 @@ def _start(config: TrainConfig) -> None:
         check_reachable(config.ray_address)
         ray.init(address=config.ray_address, **quiet)
         return
-    ray.init(
-        address="local",
+    start_local_ray(
         num_cpus=int(sum(w.world_size * w.cpus for w in config.group_workers.values())) + 1,
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,

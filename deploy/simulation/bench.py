@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -20,8 +20,7 @@ from services.slo import SloConfig
 USER_PROMPT, USER_TOKENS = 64, 64
 """Of each user of the bench."""
 _ENGINE = {"long_prefill_token_threshold": 64}
-_PUSH = {"rollouts": "keep"}
-"""Both as the bench's fleet has them."""
+"""As the bench's fleet has it."""
 _WARM_S = 10.0
 _PARTS = 24
 
@@ -96,6 +95,7 @@ class _Plan(BaseModel):
     seats: int
     seed: int
     push_every_s: float
+    push_rollouts: Literal["keep", "recompute"] = "recompute"
 
 
 class _Targets(BaseModel):
@@ -161,7 +161,7 @@ def scene_of(bench: Bench, cell: Cell, model: EngineModel) -> Scene:
     """The fleet as the bench has it in this arm."""
     harvest, guarded = _arm(cell)
     engine = _ENGINE | {"max_num_seqs": bench.plan.seats}
-    options: dict[str, Any] = {"engine": engine, "push": _PUSH, "harvest": harvest}
+    options: dict[str, Any] = {"engine": engine, "push": {"rollouts": bench.plan.push_rollouts}, "harvest": harvest}
     if guarded:
         options["slo"] = {"ttft_s": bench.slo.ttft_s, "tpot_s": bench.slo.tpot_s}
     return Scene(

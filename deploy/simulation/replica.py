@@ -227,10 +227,12 @@ class Replica:
     def _step_aside(self) -> None:
         """Samples give their seats up, to be prefilled with the new weights; users' requests keep what was computed."""
         sitting = [sitting for held in self._held for sitting in held.sittings if sitting.sequence is not None]
+        self.keeper.seats.resize(0)  # nobody who waits gets them meanwhile
         for one in reversed(sitting):  # who was seated first stands first in the line again
             self._leave(one)
         for one in reversed(sitting):
             one.ticket = self._ticket(one.rollout, one.ticket)
+        self.keeper.resize()
 
     def _fresh(self, held: _Held, sitting: _Sitting) -> int:
         """Tokens of a sample that the prefix cache does not have."""

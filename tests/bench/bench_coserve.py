@@ -62,7 +62,9 @@ def main() -> None:
     model = random_policy(_CACHE / "filler-policy", "50m", filler_tokenizer())
     with (
         tempfile.TemporaryDirectory(prefix="ns-bench-") as directory,
-        CoserveFleet(Path(directory), model=model, port=arguments.port, seats=plan.seats) as fleet,
+        CoserveFleet(
+            Path(directory), model=model, port=arguments.port, seats=plan.seats, push_rollouts=plan.push_rollouts
+        ) as fleet,
         Users(fleet.door) as users,
     ):
         try:
@@ -184,7 +186,7 @@ def _say(text: str) -> None:
 def _plan(arguments: argparse.Namespace) -> Plan:
     plan = QUICK if arguments.quick else Plan()
     given = {name: tuple(getattr(arguments, name)) for name in ("arms", "loads") if getattr(arguments, name)}
-    plan = with_numbers(replace(plan, **given), arguments)
+    plan = with_numbers(replace(plan, **given, push_rollouts=arguments.push_rollouts), arguments)
     if CONSTANT in plan.arms and USERS not in plan.arms:
         raise SystemExit(f"--arms {CONSTANT} is held against --arms {USERS}: give both")
     return plan
@@ -196,6 +198,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="keep what coserve.json has")
     parser.add_argument("--arms", action="append", choices=ARMS)
     parser.add_argument("--loads", action="append", help="per cent of capacity, or `day`")
+    parser.add_argument("--push-rollouts", choices=("keep", "recompute"), default="keep")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"))
     parser.add_argument("--port", type=int, default=_PORT)
     add_numbers(parser, Plan)

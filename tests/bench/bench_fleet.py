@@ -10,7 +10,6 @@ from tests.bench.fleet_toml import fleet_toml
 
 # float32: processors without bfloat16 instructions compute it the slower way. Small blocks: what a cut sample has is
 # found in the prefix cache but for the last of them. A step computes no more of a rollout's prompt than of a user's.
-# Pushes come so often that rollouts would be computed again half of the time.
 _ENGINE = """\
 [fleet.engine]
 dtype = "float32"
@@ -20,7 +19,7 @@ long_prefill_token_threshold = 64
 [fleet.engine.extra]
 block_size = 32
 [fleet.push]
-rollouts = "keep"
+rollouts = "{push_rollouts}"
 """
 
 
@@ -30,11 +29,17 @@ class BenchFleet:
     A context manager; raises what LocalFleet raises.
     """
 
-    def __init__(self, directory: Path, *, model: Path, port: int, seats: int, more: str = "") -> None:
+    def __init__(
+        self, directory: Path, *, model: Path, port: int, seats: int, push_rollouts: str = "keep", more: str = ""
+    ) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / "bench.toml"
-        path.write_text(fleet_toml(directory, model=model, port=port) + _ENGINE.format(seats=seats) + more)
+        path.write_text(
+            fleet_toml(directory, model=model, port=port)
+            + _ENGINE.format(seats=seats, push_rollouts=push_rollouts)
+            + more
+        )
         self._local = LocalFleet(load([path]), progress=lambda phase: print(f"starting {phase}", flush=True))
 
     def __enter__(self) -> Self:

@@ -67,7 +67,7 @@ async def pushed(trainer: FakeTrainer, **how: Any) -> Heartbeat:
 
 async def generating(replica: Replica, count: int) -> None:
     """Until as many samples have tokens."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while True:
             runs = [run for held in replica.harvester._held.values() for run in held.work._runs if run.seated]
             if len(runs) == count and all(run.in_flight >= 5 for run in runs):
@@ -77,7 +77,7 @@ async def generating(replica: Replica, count: int) -> None:
 
 async def settled_to(rig: Rig, replica: Replica, versions: list[int]) -> None:
     """Until the engine has the adapters of these versions and no others."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         while [adapter.version for adapter in adapters(replica).adapters] != versions:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     assert await rig.adapters() == {a.number for a in adapters(replica).adapters}

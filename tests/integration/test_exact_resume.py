@@ -238,7 +238,7 @@ async def test_the_last_steps_are_checkpointed_while_nothing_answers_the_last_ev
     monkeypatch.setattr(milestone, "observer", lambda at: [observe(at) for observe in observers])
     async with AsyncExitStack() as stack, engine(run):
         _, training = await run.session(stack)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             async with engine(run, [Purpose.EVAL]):
                 await started.wait()
             await settled.wait()

@@ -136,7 +136,7 @@ def test_rollouts_by_http_are_generated_scored_and_streamed(fleet: RunningFleet)
             reward={"name": "vowels"},
             metadata={"who": "test"},
         )
-        groups = list(client.stream(rollout.id, wait_s=120))
+        groups = list(client.stream(rollout.id, wait_s=240))
         assert {g.index for g in groups} == {0, 1, 2}
         assert client.get(rollout.id).counts == {"delivered": 3}
     for sample in (s for g in groups for s in g.samples):

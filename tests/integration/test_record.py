@@ -152,7 +152,7 @@ async def test_the_command_follows_a_run_until_it_is_interrupted(
     process = await started(*arguments, f"--redis.url={redis_store.config.url}")
     for count in (3, 4):
         await scored(queue, count)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             while await asyncio.to_thread(groups_in, file) < count:
                 assert process.returncode is None
                 await asyncio.sleep(0.05)

@@ -119,7 +119,7 @@ async def test_a_group_that_cannot_be_created_whole_leaves_its_place(
 
 
 async def all_freed() -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         while True:
             if not created():
                 break

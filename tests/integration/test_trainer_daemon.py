@@ -385,7 +385,7 @@ def free_port() -> int:
 
 async def answered(url: str, daemon: Daemon) -> str:
     """Once the daemon listens."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while True:
             with contextlib.suppress(OSError):
                 return await asyncio.to_thread(fetch, url)

@@ -1,8 +1,9 @@
 """A replica follows published versions; only a version that failed its check runs out of tries."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from rollout.board import CurrentVersion, Invitation, Membership, Pin, PushPath
 from rollout.errors import WeightsError
 from rollout.weights import MANIFEST, AdapterForm, Bucket, Canary, WeightManifest, file_sha256, version_dir
-from services import collective, reconcile
+from services import collective, delivery, reconcile
 from services.push_config import PushConfig
 from services.reconcile import Reconciler
 from services.staging import Staging
@@ -30,8 +31,11 @@ class Engine:
 
     async def resume(self) -> None: ...
 
-    async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
-        return "not here"
+    async def prepare(
+        self, directory: Path, *, refresh_tied_head: bool = True, within_s: float, wanted: Callable[[], bool]
+    ) -> None: ...
+
+    async def put_back(self) -> None: ...
 
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
         self.loads += 1
@@ -65,8 +69,13 @@ class Notices:
 class Stand:
     """A reconciler, and versions of always the same bytes."""
 
-    def __init__(self, tmp: Path) -> None:
-        self.engine, self.board, self.weights = Engine(), Notices(), tmp / "weights"
+    def __init__(
+        self,
+        tmp: Path,
+        engine: Engine | None = None,
+        turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+    ) -> None:
+        self.engine, self.board, self.weights = engine or Engine(), Notices(), tmp / "weights"
         self.given_up: list[str] = []
         self.staging = Staging(tmp / "staging", "host-1-a")
         self.reconciler = Reconciler(
@@ -79,6 +88,7 @@ class Stand:
             config=PushConfig(),
             max_lag=4,
             on_untrusted=lambda reason, _: self.given_up.append(reason),
+            turn=turn,
         )
 
     def publish(self, version: int, adapter: AdapterForm | None = None) -> None:
@@ -102,6 +112,71 @@ async def test_versions_of_equal_bytes_are_all_followed(tmp_path: Path) -> None:
         assert stand.reconciler.fit
     assert stand.engine.loads == 10
     assert stand.given_up == []
+
+
+class Slow(Engine):
+    """Prepares until it is told to stop, or until nobody wants it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def prepare(
+        self, directory: Path, *, refresh_tied_head: bool = True, within_s: float, wanted: Callable[[], bool]
+    ) -> None:
+        self.begun.set()
+        while wanted() and not self.go_on.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_work_goes_on_while_a_version_is_prepared_and_waits_for_its_turn(tmp_path: Path) -> None:
+    asked, given = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def turn() -> AsyncIterator[None]:
+        asked.set()
+        await given.wait()
+        yield
+
+    stand = Stand(tmp_path, engine := Slow(), turn)
+    stand.publish(1)
+    step = asyncio.create_task(stand.reconciler.step())
+    async with asyncio.timeout(5):
+        await engine.begun.wait()
+        await stand.reconciler.settled()
+        engine.go_on.set()
+        await asked.wait()
+        await stand.reconciler.settled()
+        assert engine.loads == 0
+        given.set()
+        await step
+    assert (engine.loads, stand.reconciler.version) == (1, 1)
+
+
+async def test_a_replica_that_is_called_back_prepares_no_further_and_loads_nothing(tmp_path: Path) -> None:
+    stand = Stand(tmp_path, engine := Slow())
+    stand.publish(1)
+    step = asyncio.create_task(stand.reconciler.step())
+    async with asyncio.timeout(5):
+        await engine.begun.wait()
+        await stand.reconciler.rest()
+        await step
+    assert engine.loads == 0
+
+
+async def test_a_version_that_is_retired_while_it_waits_for_its_turn_ends_no_replica(tmp_path: Path) -> None:
+    @asynccontextmanager
+    async def late() -> AsyncIterator[None]:
+        shutil.rmtree(version_dir(stand.weights, 1), ignore_errors=True)
+        yield
+
+    stand = Stand(tmp_path, turn=late)
+    stand.publish(1)
+    with pytest.raises(WeightsError, match="retired before it was this replica's turn"):
+        await stand.reconciler.step()
+    stand.publish(2)
+    await stand.reconciler.step()
+    assert (stand.engine.loads, stand.reconciler.version) == (1, 2)
 
 
 async def test_an_adapter_is_refused_by_an_engine_that_takes_whole_weights(tmp_path: Path) -> None:
@@ -322,7 +397,7 @@ async def test_an_artefact_that_cannot_be_read_is_tried_again(tmp_path: Path, mo
 
     stand.publish(1)
     with monkeypatch.context() as patch:
-        patch.setattr(reconcile, "verify_buckets", fail)
+        patch.setattr(delivery, "verify_buckets", fail)
         with pytest.raises(WeightsError, match="Input/output error"):
             await stand.reconciler.step()
         async with looping(stand):

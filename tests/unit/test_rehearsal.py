@@ -1,6 +1,6 @@
 """The rehearsal fits the context of the engine it is for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,8 +26,11 @@ class IndependentEngine:
 
     async def resume(self) -> None: ...
 
-    async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
-        return "not here"
+    async def prepare(
+        self, directory: Path, *, refresh_tied_head: bool = True, within_s: float, wanted: Callable[[], bool]
+    ) -> None: ...
+
+    async def put_back(self) -> None: ...
 
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
         self.model = directory
@@ -76,18 +79,22 @@ async def test_an_engine_that_cannot_compute_is_not_said_to_have_old_weights(tmp
 
 
 class OneModel(IndependentEngine):
-    """Its second copy is the first one: what was prepared is not what it computes with."""
+    """Its second copy computes with layers of the first, so that nothing that comes into the copy is ever in use."""
 
-    prepared = False
+    prepared = second = False
 
-    async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
+    async def prepare(
+        self, directory: Path, *, refresh_tied_head: bool = True, within_s: float, wanted: Callable[[], bool]
+    ) -> None:
         self.prepared = True
-        return ""
+
+    async def put_back(self) -> None:
+        self.second = False
 
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
-        if not self.prepared:
+        self.second, self.prepared = self.second or self.prepared, False
+        if not self.second:
             self.model = directory
-        self.prepared = False
 
 
 async def test_a_model_that_cannot_be_prepared_beside_itself_is_loaded_in_the_pause(
@@ -99,5 +106,5 @@ async def test_a_model_that_cannot_be_prepared_beside_itself_is_loaded_in_the_pa
     staging.prepare()
     swap = WeightSwap(OneModel(model, max_scored_tokens=64), watchdog_s=60)
     assert await rehearsed(swap, config, staging=staging, dtype="float32") < 0.001
-    assert not swap.ahead
+    assert not await swap.give_up_ahead()
     staging.close()

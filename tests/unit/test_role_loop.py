@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,11 @@ class Engine:
 
     async def set_version(self, version: int) -> None: ...
 
-    async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
-        return "not here"
+    async def prepare(
+        self, directory: Path, *, refresh_tied_head: bool = True, within_s: float, wanted: Callable[[], bool]
+    ) -> None: ...
+
+    async def put_back(self) -> None: ...
 
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
         if self.stuck is not None:

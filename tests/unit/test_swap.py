@@ -1,7 +1,7 @@
 """An engine that stops answering is noticed in bounded time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,8 +19,11 @@ class Engine:
 
     async def resume(self) -> None: ...
 
-    async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
-        return "not here"
+    async def prepare(
+        self, directory: Path, *, refresh_tied_head: bool = True, within_s: float, wanted: Callable[[], bool]
+    ) -> None: ...
+
+    async def put_back(self) -> None: ...
 
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None: ...
 
@@ -77,13 +80,14 @@ async def test_sequences_of_a_canary_are_computed_one_by_one() -> None:
     assert most == 1
 
 
-async def test_an_engine_prepares_then_waits_for_its_turn_and_rollouts_are_aside_for_the_pause_alone() -> None:
+async def test_rollouts_are_aside_while_weights_come_in_and_not_while_they_are_prepared_or_checked() -> None:
     seen: list[str] = []
 
     class Noting(Engine):
-        async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
+        async def prepare(
+            self, directory: Path, *, refresh_tied_head: bool = True, within_s: float, wanted: Callable[[], bool]
+        ) -> None:
             seen.append("prepare")
-            return ""
 
         async def pause(self) -> None:
             seen.append("pause")
@@ -96,39 +100,48 @@ async def test_an_engine_prepares_then_waits_for_its_turn_and_rollouts_are_aside
             return await super().score(token_ids)
 
     @asynccontextmanager
-    async def within(begin: str, end: str) -> AsyncIterator[None]:
-        seen.append(begin)
+    async def aside() -> AsyncIterator[None]:
+        seen.append("aside")
         yield
-        seen.append(end)
+        seen.append("back")
 
-    swap = WeightSwap(
-        Noting(), watchdog_s=5, turn=lambda: within("turn", "next"), aside=lambda: within("aside", "back")
-    )
+    swap = WeightSwap(Noting(), watchdog_s=5, aside=aside)
+    await swap.prepare(Path("weights"))
     await swap.load(Path("weights"), version=1)
     await swap.gap(Canary(((1, 2),), ((-1.0,),)))
-    assert seen == ["prepare", "turn", "aside", "pause", "resume", "back", "next", "score"]
+    assert seen == ["prepare", "aside", "pause", "resume", "back", "score"]
 
 
 async def test_weights_that_cannot_be_prepared_are_loaded_in_the_pause() -> None:
     loaded: list[Path] = []
 
     class Unprepared(Engine):
-        async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
+        async def prepare(
+            self, directory: Path, *, refresh_tied_head: bool = True, within_s: float, wanted: Callable[[], bool]
+        ) -> None:
             raise RuntimeError("no memory for a second copy")
 
         async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
             loaded.append(directory)
 
-    await WeightSwap(Unprepared(), watchdog_s=5).load(Path("weights"), version=1)
+    swap = WeightSwap(Unprepared(), watchdog_s=5)
+    await swap.prepare(Path("weights"))
+    assert not swap.preparing
+    await swap.load(Path("weights"), version=1)
     assert loaded == [Path("weights")]
 
 
 async def test_nothing_is_prepared_where_the_operator_wants_no_second_copy() -> None:
     class Unasked(Engine):
-        async def prepare(self, directory: Path, *, refresh_tied_head: bool = True, within_s: float) -> str:
+        async def prepare(
+            self, directory: Path, *, refresh_tied_head: bool = True, within_s: float, wanted: Callable[[], bool]
+        ) -> None:
             raise AssertionError("was asked")
 
-    await WeightSwap(Unasked(), watchdog_s=5, ahead=False).load(Path("weights"), version=1)
+    swap = WeightSwap(Unasked(), watchdog_s=5, ahead=False)
+    await swap.prepare(Path("weights"))
+    await swap.load(Path("weights"), version=1)
+    assert not await swap.give_up_ahead()
 
 
 class FailingEngine(Engine):

@@ -34,6 +34,17 @@ class Unreachable(Table):
         raise StoreUnavailable("no answer")
 
 
+class Silent(Table):
+    """A server that went away: the client goes on trying for a minute."""
+
+    async def take(self, replica: str, *, share: float, ttl_s: float) -> bool:
+        await asyncio.sleep(60)
+        return True
+
+    async def end(self, replica: str) -> None:
+        await asyncio.sleep(60)
+
+
 def turns(table: Table, replica: str, *, longest_s: float = 5.0) -> Turns:
     return Turns(table, replica, PushConfig(still_share=0.5, watchdog_s=longest_s))
 
@@ -74,6 +85,8 @@ async def test_a_version_is_not_kept_waiting_by_one_that_never_ends_its_turn() -
     assert table.holders == {"hangs"}
 
 
-async def test_a_store_that_does_not_answer_keeps_no_version_waiting() -> None:
-    async with asyncio.timeout(5), turns(Unreachable(), "a").turn():
-        pass
+@pytest.mark.parametrize("table", [Unreachable(), Silent()])
+async def test_a_store_that_does_not_answer_keeps_no_version_waiting(table: Table) -> None:
+    async with asyncio.timeout(5):
+        async with turns(table, "a", longest_s=0.1).turn():
+            pass

@@ -33,6 +33,8 @@ class Plan:
     """Before each cell's measured time."""
     rollouts_s: float = 120.0
     push_every_s: float = 20.0
+    push_rollouts: str = "keep"
+    """`fleet.push.rollouts`. Pushes come so often that rollouts would be computed again half of the time."""
 
 
 QUICK = replace(

@@ -17,13 +17,14 @@ DEFINITIONS: Mapping[str, str] = {
     "attainment": "share of requests inside both limits; one that failed is not",
     "capacity": f"highest open-loop Poisson rate of users alone with an attainment of {TARGET:.0%} or more, confirmed",
     "load": "users a second as a per cent of capacity; `day`: a day's curve in minutes, its peak a share of capacity",
-    "pushes": "new weights every plan.push_every_s wherever there are rollouts, which keep their keys and values",
+    "pushes": "new weights every plan.push_every_s wherever there are rollouts, fleet.push.rollouts as in the plan",
     "rollouts-only": "tokens/s that rollouts alone keep in every seat, pushes included",
     "harvested": "rollout tokens/s by the replica's tally, less those lost, in the time that users are measured",
     "rho": "users' tokens/s / rollouts-only",
     "efficiency": "harvested / ((1 - rho) x rollouts-only)",
     "oracle": "the constant number of rollout seats, users taking seats back, that harvests most with an attainment at "
-    f"most {100 * MARGIN:g} point below users only",
+    f"most {100 * MARGIN:g} point below users only; each meets the first plan.sweep_users users, in one round, and has "
+    "its prefill paced as without an SLO",
     "not_delivered": "tokens by the engine's own counter less those users got, those rollouts kept and one a canary "
     "(and with what an engine at rest made to prove that it lives)",
     "felt": "longest wait for a token, the first included, of any user whose answer overlaps a push",

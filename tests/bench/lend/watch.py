@@ -69,7 +69,7 @@ class FleetWatch:
     def _take(self, beats: Sequence[Heartbeat]) -> None:
         for beat in beats:
             kept = beat.rollout_tokens - beat.rollout_lost
-            self._kept += max(0, kept - self._tokens.get(beat.replica, 0))
+            self._kept += kept - self._tokens.get(beat.replica, 0)
             self._tokens[beat.replica] = kept
             for switch in beat.switches:
                 self._switches[beat.replica, switch.to.value, switch.decided_at] = switch

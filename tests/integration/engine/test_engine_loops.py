@@ -1,12 +1,14 @@
 """One real engine with its loops: harvest, push by both paths, and everything that must stop a bad push."""
 
 import asyncio
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from rollout.board import PushPath, ReplicaState
+from rollout.redis_turns import RedisTurns
 from rollout.rewards import BUILTIN
 from rollout.types import FinishReason, GroupState, Purpose, RewardSpec, Sampling
 from rollout.weights import version_dir
@@ -15,6 +17,7 @@ from services.staging import Staging
 from services.swap import WeightSwap
 from tests.engine_rig import SEATS, Rig, finished, request
 from tests.fake_trainer import FakeTrainer
+from tests.queue_records import connected
 
 # a cold engine on a busy machine starts within the first test's time
 pytestmark = pytest.mark.timeout(900)
@@ -70,7 +73,7 @@ async def test_what_cannot_be_done_is_dead_with_the_reason(rig: Rig) -> None:
         ]
         submission = await queue.submit([*bad, request()])
         await finished(queue, submission.group_ids[-1:])
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(240):
             while (await queue.ledger()).dead < len(bad):  # noqa: ASYNC110  state of a server
                 await asyncio.sleep(0.05)
         reasons = [s.reason or "" for s in await queue.status(submission.group_ids[:-1])]
@@ -216,40 +219,87 @@ async def test_a_stopped_replica_gives_its_leases_back(rig: Rig) -> None:
         assert len(submission.group_ids) == ledger.queued + ledger.experience
 
 
+async def test_a_version_waits_while_another_replica_has_its_turn(rig: Rig) -> None:
+    config = rig.config("turns")
+    async with rig.trainer(config) as (trainer, _queue), rig.replica(config), connected(str(rig.redis.url)) as store:
+        turns = RedisTurns(store, config.fleet)
+        await trainer.beat_where(lambda b: b.state is ReplicaState.HEALTHY)
+        assert await turns.take("another", share=0.5, ttl_s=60)
+        await trainer.make_current(await trainer.publish())
+        await asyncio.sleep(2.0)
+        (beat,) = await trainer.board.replicas(config.fleet)
+        assert (beat.version, beat.pushes) == (0, ())
+        await turns.end("another")
+        await trainer.beat_where(lambda b: b.version == 1)
+        assert await turns.take("another", share=0.5, ttl_s=60)
+
+
 async def test_weights_are_prepared_beside_those_in_use_and_taken_whole(rig: Rig, tmp_path: Path) -> None:
-    write_perturbed(rig.model, tmp_path)
+    there, back = tmp_path / "there", tmp_path / "back"
+    there.mkdir()
+    write_perturbed(rig.model, there)
+    shutil.copytree(rig.model, back)
     ids = (72, 73, 74, 75)
     old = independent_logprobs(rig.model, (ids,))[0]
-    new = independent_logprobs(tmp_path, (ids,))[0]
+    new = independent_logprobs(there, (ids,))[0]
     assert old != pytest.approx(new, abs=0.1)
-    await WeightSwap(rig.engine, watchdog_s=30, ahead=False).load(rig.model, version=0)
-    for directory, before, after in ((tmp_path, old, new), (rig.model, new, old), (tmp_path, old, new)):
+    await WeightSwap(rig.engine, watchdog_s=30).load(rig.model, version=0)
+    for directory, before, after in ((there, old, new), (back, new, old), (there, old, new)):
         answered = asyncio.create_task(rig.engine.begin(ids, Sampling(max_tokens=40), seed=1).ended())
-        assert await rig.engine.prepare(directory, within_s=30) == ""
+        await rig.engine.prepare(directory, within_s=30, wanted=lambda: True)
         assert await rig.engine.score(ids) == pytest.approx(before, abs=1e-3)
         assert await answered is not None
         await rig.engine.pause()
+        # nothing is read any more
+        directory.rename(elsewhere := tmp_path / "elsewhere")
         await rig.engine.reload(directory)
+        elsewhere.rename(directory)
         await rig.engine.resume()
         assert await rig.engine.score(ids) == pytest.approx(after, abs=1e-3)
-    assert await rig.engine.prepare(tmp_path / "nowhere", within_s=30) != ""
+    await rig.engine.prepare(tmp_path / "nowhere", within_s=30, wanted=lambda: True)
     assert await rig.engine.score(ids) == pytest.approx(new, abs=1e-3)
-    await WeightSwap(rig.engine, watchdog_s=30, ahead=False).load(rig.model, version=0)
+    await WeightSwap(rig.engine, watchdog_s=30).load(rig.model, version=0)
     assert await rig.engine.score(ids) == pytest.approx(old, abs=1e-3)
 
 
 async def test_a_preparation_that_was_given_up_gives_way_to_the_next_one(rig: Rig, tmp_path: Path) -> None:
     write_perturbed(rig.model, tmp_path)
+    swap = WeightSwap(rig.engine, watchdog_s=30)
+    await swap.load(tmp_path, version=0)
+    begun = {"directory": str(tmp_path), "refresh_tied_head": True}
+    await rig.client.collective_rpc("prepare_weights", kwargs=begun)
+    await rig.engine.prepare(tmp_path, within_s=30, wanted=lambda: False)
+    await rig.engine.prepare(rig.model, within_s=30, wanted=lambda: True)
+    assert await rig.client.collective_rpc("take_prepared", kwargs={"directory": str(tmp_path)}) != [""]
+    await swap.load(rig.model, version=0)
+    assert await logprob_error(rig, rig.model) < 1e-3
+
+
+async def test_what_is_not_prepared_in_time_is_prepared_in_the_pause(rig: Rig, tmp_path: Path) -> None:
+    write_perturbed(rig.model, tmp_path)
+    for directory in (tmp_path, rig.model):
+        await rig.engine.prepare(directory, within_s=0.0, wanted=lambda: True)
+        await WeightSwap(rig.engine, watchdog_s=30).load(directory, version=0)
+        assert await logprob_error(rig, directory) < 1e-3
+
+
+async def test_an_engine_whose_second_model_is_given_up_goes_on_with_its_first(rig: Rig, tmp_path: Path) -> None:
+    write_perturbed(rig.model, tmp_path)
+    swap = WeightSwap(rig.engine, watchdog_s=30)
+    await swap.prepare(tmp_path)
+    await swap.load(tmp_path, version=0)
+    assert await swap.give_up_ahead()
+    assert await logprob_error(rig, tmp_path) > 0.1
+    await swap.prepare(tmp_path)
+    await swap.load(rig.model, version=0)
+    assert await logprob_error(rig, rig.model) < 1e-3
+
+
+async def logprob_error(rig: Rig, model: Path) -> float:
+    """Largest, nats."""
     ids = (72, 73, 74, 75)
-    await WeightSwap(rig.engine, watchdog_s=30, ahead=False).load(tmp_path, version=0)
-    assert await rig.engine.prepare(tmp_path, within_s=0.0) == "not within 0 s"
-    (state,) = await rig.client.collective_rpc("go_on_preparing", kwargs={"budget_s": 0.0})
-    assert tuple(state) == (False, "")
-    assert await rig.engine.prepare(rig.model, within_s=30) == ""
-    with pytest.raises(Exception, match="is not prepared"):
-        await rig.client.collective_rpc("take_prepared", kwargs={"directory": str(tmp_path)})
-    await WeightSwap(rig.engine, watchdog_s=30).load(rig.model, version=0)
-    assert await rig.engine.score(ids) == pytest.approx(independent_logprobs(rig.model, (ids,))[0], abs=1e-3)
+    expected, found = independent_logprobs(model, (ids,))[0], await rig.engine.score(ids)
+    return max(abs(x - y) for x, y in zip(expected, found, strict=True))
 
 
 async def test_the_rehearsal_passes_with_the_fix_and_fails_without_it(rig: Rig) -> None:

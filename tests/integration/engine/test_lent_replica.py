@@ -55,7 +55,7 @@ class Fleet:
         return mean_gap(found, independent_logprobs(model, ids))
 
 
-async def until(condition: Callable[[], bool], *, timeout_s: float = 60) -> None:
+async def until(condition: Callable[[], bool], *, timeout_s: float = 240.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110  the state under test announces nothing
             await asyncio.sleep(0.005)

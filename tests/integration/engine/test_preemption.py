@@ -19,7 +19,7 @@ LONG = Sampling(max_tokens=200)
 
 async def seated(replica: Replica, count: int) -> None:
     """Until as many samples are being generated, each with five tokens or more."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while not long_enough(replica, count):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -41,7 +41,7 @@ def in_flight(held: Any) -> int:
 async def half_saved(replica: Replica, queue: RedisQueue) -> Any:
     """A group that is being generated and of which Redis has some tokens; one that ends too soon is followed by
     another."""
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(240):
         while True:
             if not replica.harvester._held and not sum((await queue.stats()).queued.values()):
                 await queue.submit([request(n=4, sampling=LONG)])
@@ -53,7 +53,7 @@ async def half_saved(replica: Replica, queue: RedisQueue) -> Any:
 
 async def expired(queue: RedisQueue, group_id: str) -> Lease:
     """The group, once the lease of the dead replica has run out; another may have been given back before."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         while True:
             for lease in await queue.lease("other", count=1, lease_s=30, purposes=[Purpose.TRAIN]):
                 if lease.group_id == group_id:

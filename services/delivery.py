@@ -1,0 +1,37 @@
+"""Weights that have arrived at a replica."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout.board import CurrentVersion, PushPath
+from rollout.errors import WeightsError
+from rollout.weights import WeightManifest, read_manifest, verify_buckets
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """They lie on this host, complete and digested, ready to be swapped in."""
+
+    run: str
+    manifest: WeightManifest
+    directory: Path
+    artefact: Path
+    path: PushPath
+    epoch: int | None
+    receive_s: float
+
+
+def from_artefact(run: str, current: CurrentVersion, accept: Callable[[WeightManifest], None]) -> Delivery:
+    """The version that a run calls current, read where the trainer wrote it. Raises WeightsError when it is missing or
+    damaged, and what `accept` raises."""
+    started = time.monotonic()
+    directory = Path(current.directory)
+    manifest = read_manifest(directory)
+    accept(manifest)
+    try:
+        verify_buckets(directory, manifest)
+    except OSError as error:  # a disk that fails, or the trainer retires the version meanwhile
+        raise WeightsError(f"{directory}: cannot be read: {error}") from error
+    return Delivery(run, manifest, directory, directory, PushPath.ARTEFACT, None, time.monotonic() - started)
