@@ -305,14 +305,16 @@ class Reconciler:
 
     async def _swap_in(self, delivery: Delivery) -> None:
         """And check what the engine computes with them."""
-        if not delivery.directory.exists():
-            raise WeightsError(f"{delivery.directory} was retired before it was this replica's turn")
+        # a copy is gone where the receiver of this host went on to a later version
+        directory = delivery.directory if delivery.directory.exists() else delivery.artefact
+        if not directory.exists():
+            raise WeightsError(f"{directory} was retired before it was this replica's turn")
         manifest = delivery.manifest
         key = (delivery.run, manifest.version, manifest.digest)
         self._settled.clear()
         verified = False
         try:
-            pause_s = await self._swap.load(delivery.directory, version=manifest.version, fallback=delivery.artefact)
+            pause_s = await self._swap.load(directory, version=manifest.version, fallback=delivery.artefact)
             gap = await self._swap.gap(manifest.canary)
             verified = self._conclude(delivery, pause_s, gap)
         finally:

@@ -17,7 +17,6 @@ from services.staging import Staging
 from services.swap import WeightSwap
 from tests.engine_rig import SEATS, Rig, finished, request
 from tests.fake_trainer import FakeTrainer
-from tests.queue_records import connected
 
 # a cold engine on a busy machine starts within the first test's time
 pytestmark = pytest.mark.timeout(900)
@@ -221,8 +220,8 @@ async def test_a_stopped_replica_gives_its_leases_back(rig: Rig) -> None:
 
 async def test_a_version_waits_while_another_replica_has_its_turn(rig: Rig) -> None:
     config = rig.config("turns")
-    async with rig.trainer(config) as (trainer, _queue), rig.replica(config), connected(str(rig.redis.url)) as store:
-        turns = RedisTurns(store, config.fleet)
+    async with rig.trainer(config) as (trainer, _queue), rig.replica(config):
+        turns = RedisTurns(trainer.board._store, config.fleet)
         await trainer.beat_where(lambda b: b.state is ReplicaState.HEALTHY)
         assert await turns.take("another", share=0.5, ttl_s=60)
         await trainer.make_current(await trainer.publish())
@@ -285,14 +284,17 @@ async def test_what_is_not_prepared_in_time_is_prepared_in_the_pause(rig: Rig, t
 
 async def test_an_engine_whose_second_model_is_given_up_goes_on_with_its_first(rig: Rig, tmp_path: Path) -> None:
     write_perturbed(rig.model, tmp_path)
+    await rig.engine.put_back()
     swap = WeightSwap(rig.engine, watchdog_s=30)
+    await swap.load(rig.model, version=0)
     await swap.prepare(tmp_path)
     await swap.load(tmp_path, version=0)
+    assert await logprob_error(rig, tmp_path) < 1e-3
     assert await swap.give_up_ahead()
-    assert await logprob_error(rig, tmp_path) > 0.1
-    await swap.prepare(tmp_path)
-    await swap.load(rig.model, version=0)
     assert await logprob_error(rig, rig.model) < 1e-3
+    await swap.load(tmp_path, version=0)
+    assert await logprob_error(rig, tmp_path) < 1e-3
+    await swap.load(rig.model, version=0)
 
 
 async def logprob_error(rig: Rig, model: Path) -> float:
