@@ -32,7 +32,7 @@ lend_after_s = 1
 quiet_s = 2
 min_gain = 0
 """
-_GROUPS = 300
+_GROUPS = 120
 
 
 @pytest.fixture(scope="module")
