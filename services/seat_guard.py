@@ -51,12 +51,15 @@ class Guard:
     """What was felt earlier was felt under another limit."""
 
 
-def next_guard(guard: Guard, felt: Felt, now: float, dt: float, *, slo: SloConfig, idle: IdleSpeed, most: int) -> Guard:
-    """The guard after `dt` seconds more, at `now` (monotonic); the engine has `most` seats."""
+def next_guard(
+    guard: Guard, felt: Felt, now: float, dt: float, *, slo: SloConfig, headroom: float, idle: IdleSpeed, most: int
+) -> Guard:
+    """The guard after `dt` seconds more, at `now` (monotonic); the engine has `most` seats, and users are near an edge
+    beyond the share `headroom` of a target."""
     pressure = _pressure(felt, slo, idle)
     if _breached(felt, slo):
         return Guard(_less(guard, felt, slo.decrease), closed_until=now + slo.hold_s, since=now)
-    if pressure > slo.headroom or felt.kv_usage > _KV_EDGE:
+    if pressure > headroom or felt.kv_usage > _KV_EDGE:
         return Guard(_less(guard, felt, slo.ease), closed_until=guard.closed_until, since=now)
     if felt.sequences + 1 < guard.limit:  # a limit that nothing reaches proves nothing
         return guard

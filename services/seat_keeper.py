@@ -9,6 +9,7 @@ from typing import Protocol
 
 from rollout.board import ReplicaRole
 from services.config import HarvestConfig
+from services.headroom import first_headroom, next_headroom
 from services.idle_speed import IdleSpeed
 from services.recent_peak import RecentPeak
 from services.seat_guard import Felt, Guard, check_attainable, guarded_seats, next_guard, prefill_pace
@@ -67,6 +68,8 @@ class SeatKeeper:
         self._idle = IdleSpeed(0.0, 0.0, 1.0)
         self._window = UserWindow(slo.window_s)
         self._peak = RecentPeak(slo.window_s)
+        self._beside = RecentPeak(slo.window_s)
+        self._headroom = first_headroom(slo)
         self._guard = Guard(limit=harvest.user_reserve + 1.0)
         self._looked_at = clock()
         self._role: ReplicaRole | None = None
@@ -81,6 +84,11 @@ class SeatKeeper:
     def limit(self) -> int | None:
         """Sequences, of users and rollouts together, that the SLO has room for; None where none is kept to."""
         return int(self._guard.limit) if self._guards else None
+
+    @property
+    def headroom(self) -> float | None:
+        """Share of the SLO at which rollouts get fewer seats, as learned so far; None where no SLO is kept to."""
+        return self._headroom if self._guards else None
 
     @property
     def _guards(self) -> bool:
@@ -137,6 +145,7 @@ class SeatKeeper:
         check_attainable(slo, self._idle)
         if slo != self._slo:
             self._window, self._peak = UserWindow(slo.window_s), RecentPeak(slo.window_s)
+            self._beside, self._headroom = RecentPeak(slo.window_s), first_headroom(slo)
             self._guard = Guard(limit=harvest.user_reserve + 1.0, since=self._clock())
         self._harvest, self._slo = harvest, slo
         self.resize()
@@ -167,6 +176,7 @@ class SeatKeeper:
         self._window.look(now, self._engine.users(), still=still)
         if still > now:
             return
+        self._learn(now)
         was_open = now >= self._guard.closed_until
         self._guard = next_guard(
             self._guard,
@@ -174,12 +184,19 @@ class SeatKeeper:
             now,
             dt,
             slo=self._slo,
+            headroom=self._headroom,
             idle=self._idle,
             most=self._total,
         )
         if was_open and now < self._guard.closed_until:
             self.breaches += 1
         self.resize()
+
+    def _learn(self, now: float) -> None:
+        """What users without rollouts beside them felt is not the rollouts' doing."""
+        self._beside.set(now, self.seats.held)
+        if self._beside.most(now):
+            self._headroom = next_headroom(self._headroom, self._window.ended, self._slo)
 
     def _felt(self, now: float, still: float) -> Felt:
         since = max(self._guard.since, still)

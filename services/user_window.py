@@ -24,6 +24,18 @@ class RequestTimes:
     """Time of its newest token."""
     tokens: int
 
+    @property
+    def ttft_s(self) -> float | None:
+        """From its arrival to its first token; None before it."""
+        return None if self.first is None else self.first - self.arrived
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean between two tokens; None of fewer."""
+        if self.first is None or self.last is None or self.tokens < 2:
+            return None
+        return (self.last - self.first) / (self.tokens - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class _First:
@@ -52,6 +64,8 @@ class UserWindow:
         self._firsts: deque[_First] = deque()
         self._marks: dict[str, deque[_Mark]] = {}
         self._live: Mapping[str, RequestTimes] = {}
+        self.ended: list[RequestTimes] = []
+        """Who got tokens and left between the two newest looks; of those whom a standstill met, none."""
 
     def look(self, now: float, live: Mapping[str, RequestTimes], *, still: float = 0.0) -> None:
         """Take in the requests that are in the engine now, by id. First tokens of those that arrived before `still`,
@@ -64,6 +78,11 @@ class UserWindow:
                 marks = self._marks.setdefault(name, deque())
                 if not marks or marks[-1].tokens != times.tokens:
                     marks.append(_Mark(times.last, times.tokens))
+        self.ended = [
+            times
+            for name, times in self._live.items()
+            if name not in live and times.first is not None and times.arrived >= still
+        ]
         self._live = live
         self._forget(now - self._window_s)
 

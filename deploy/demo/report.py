@@ -65,6 +65,7 @@ def build_report(run: Run, config: NightshiftConfig, seen: Seen, *, peak_memory_
         "lost": seen.audit.balance + (seen.ledger.accepted - seen.audit.accepted),
         "replicas_seen": observer.replicas,
         "users": {phase: summary(seen.traffic.timings, phase) for phase in (SETTLING, WITHOUT, WITH, BURST)},
+        "users_stayed_away": seen.traffic.stayed_away,
         "peak_memory_gib": round(peak_memory_gib, 2),
         "reward_per_step": [step["reward_mean"] for step in observer.steps],
     }

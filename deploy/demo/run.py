@@ -46,6 +46,7 @@ _USERS_ALONE_BRIEFLY_S = 3.0
 """In runs too short to learn, which only show that everything works."""
 _USER_RATE = 2.0
 """Requests a second."""
+_USERS_AT_ONCE = 12
 _USER_TOKENS = 24
 """Of every answer: enough to measure the time between tokens, and no more, as clients share the cores with engines."""
 _BURST_USERS = 12
@@ -123,7 +124,7 @@ async def _live(run: Run, config: NightshiftConfig, files: Sequence[Path], fleet
     prompts = [prompt_of(entry) for entry in held_out()]
     traffic = Traffic(fleet.url, fleet.tokens.user, config.model.name, prompts, max_tokens=_USER_TOKENS)
     observer = Observer(RedisBoard(store), config.fleet_name, run.asked.directory / "metrics.jsonl")
-    stream = asyncio.create_task(traffic.stream(_USER_RATE))
+    stream = asyncio.create_task(traffic.stream(_USER_RATE, at_once=_USERS_AT_ONCE))
     try:
         with run.phase("users_alone", "users alone: the baseline of their latency"):
             await asyncio.sleep(_SETTLE_S)

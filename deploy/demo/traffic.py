@@ -39,6 +39,8 @@ class Traffic:
     def __init__(self, url: str, token: str, model: str, prompts: Sequence[str], *, max_tokens: int) -> None:
         self.timings: list[Timing] = []
         self.phase = SETTLING
+        self.stayed_away = 0
+        """Of `stream`."""
         self._client = httpx.AsyncClient(
             base_url=url,
             headers={"Authorization": f"Bearer {token}"},
@@ -48,11 +50,17 @@ class Traffic:
         self._model, self._prompts, self._max_tokens = model, prompts, max_tokens
         self._random = random.Random(0)
 
-    async def stream(self, rate: float) -> None:
-        """Open-loop arrivals, `rate` requests a second on average, until cancelled."""
+    async def stream(self, rate: float, *, at_once: int) -> None:
+        """Open-loop arrivals, `rate` requests a second on average, until cancelled; who finds `at_once` others under
+        way stays away, so that a machine too slow for the rate is not filled with users."""
+        waiting: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as requests:
             while True:
-                requests.create_task(self._request(self.phase))
+                if len(waiting) < at_once:
+                    waiting.add(user := requests.create_task(self._request(self.phase)))
+                    user.add_done_callback(waiting.discard)
+                else:
+                    self.stayed_away += 1
                 await asyncio.sleep(self._random.expovariate(rate))
 
     async def burst(self, users: int, until: Callable[[], bool], *, limit_s: float) -> None:

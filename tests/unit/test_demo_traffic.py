@@ -1,10 +1,12 @@
 """A user's answer counts as served only when all of it came."""
 
+import asyncio
 import json
 
 import pytest
 
 from deploy.demo.answer import Answer
+from deploy.demo.traffic import Traffic
 
 
 def text(piece: str) -> str:
@@ -47,3 +49,25 @@ def test_an_answer_that_lacks_its_end_its_count_or_tokens_has_failed(lines: list
 def test_an_error_event_and_what_is_no_event_are_errors(line: str) -> None:
     with pytest.raises(ValueError, match=r"engine died|Expecting"):
         answer(text("a"), line)
+
+
+async def test_users_who_find_too_many_others_under_way_stay_away() -> None:
+    traffic = Traffic("http://nowhere.invalid", "token", "policy", ["a ->"], max_tokens=3)
+    begun, over = 0, asyncio.Event()
+
+    async def request(_: str) -> None:
+        nonlocal begun
+        begun += 1
+        await over.wait()
+
+    traffic._request = request  # type: ignore[method-assign]
+    stream = asyncio.create_task(traffic.stream(2000.0, at_once=3))
+    async with asyncio.timeout(10):
+        while not traffic.stayed_away:
+            await asyncio.sleep(0.001)
+        assert begun == 3
+        over.set()
+        while begun < 6:
+            await asyncio.sleep(0.001)
+    stream.cancel()
+    await traffic.close()

@@ -49,7 +49,9 @@ class Plant:
                 sequences=sequences,
             )
             self.now += TICK
-            self.guard = next_guard(self.guard, felt, self.now, TICK, slo=slo, idle=IDLE, most=self.total)
+            self.guard = next_guard(
+                self.guard, felt, self.now, TICK, slo=slo, headroom=0.75, idle=IDLE, most=self.total
+            )
             history.append(self.rollouts)
         return history
 
@@ -75,7 +77,7 @@ def test_rollouts_never_hold_what_users_hold_or_have_reserved(
 def test_a_steady_load_is_met_at_the_edge_of_the_slo(users: int, slope: float) -> None:
     plant = Plant(base_s=0.015, slope_s=slope, users=users)
     late = plant.run(60)[300:]
-    room = (SLO.headroom * 0.06 - plant.base_s) / slope - users
+    room = (0.75 * 0.06 - plant.base_s) / slope - users
     assert max(late) <= min(room + 2, 62)
     assert sum(late) / len(late) >= 0.75 * min(room, 62) - 2
 
@@ -106,7 +108,7 @@ def test_a_breach_takes_every_seat_at_once_and_leaves_less_for_later(
     felt: tuple[float | None, float | None], limit: float
 ) -> None:
     seen = Felt(ttft_s=felt[0], tpot_s=felt[1], step_s=None, kv_usage=0.0, sequences=64)
-    guard = next_guard(Guard(limit), seen, 10.0, TICK, slo=SLO, idle=IDLE, most=64)
+    guard = next_guard(Guard(limit), seen, 10.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, most=64)
     assert guarded_seats(guard, 10.0, total=64, reserve=0, users=1) == 0
     assert guarded_seats(guard, 10.0 + SLO.hold_s, total=64, reserve=0, users=1) <= max(0, limit * SLO.decrease)
     assert guard.since == 10.0
@@ -114,19 +116,19 @@ def test_a_breach_takes_every_seat_at_once_and_leaves_less_for_later(
 
 def test_a_limit_that_nothing_reaches_does_not_grow() -> None:
     seen = Felt(ttft_s=None, tpot_s=None, step_s=0.01, kv_usage=0.0, sequences=3)
-    assert next_guard(Guard(10.0), seen, 1.0, TICK, slo=SLO, idle=IDLE, most=64) == Guard(10.0)
+    assert next_guard(Guard(10.0), seen, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, most=64) == Guard(10.0)
 
 
 def test_a_full_kv_cache_takes_seats_without_closing() -> None:
     seen = Felt(ttft_s=None, tpot_s=None, step_s=0.01, kv_usage=0.95, sequences=20)
-    guard = next_guard(Guard(20.0), seen, 1.0, TICK, slo=SLO, idle=IDLE, most=64)
+    guard = next_guard(Guard(20.0), seen, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, most=64)
     assert (guard.limit, guard.closed_until) == (18.0, 0.0)
 
 
 def test_the_step_that_the_next_user_would_wait_for_counts_before_that_user_comes() -> None:
     seen = Felt(ttft_s=None, tpot_s=None, step_s=0.059, kv_usage=0.0, sequences=20)
     only_ttft = SloConfig(ttft_s=0.2)
-    assert next_guard(Guard(20.0), seen, 1.0, TICK, slo=only_ttft, idle=IDLE, most=64).limit < 20
+    assert next_guard(Guard(20.0), seen, 1.0, TICK, slo=only_ttft, headroom=0.75, idle=IDLE, most=64).limit < 20
 
 
 @pytest.mark.parametrize(

@@ -249,3 +249,28 @@ async def test_rollouts_step_aside_even_where_users_may_not_take_their_seats(eng
         assert not late.seated.done()
     assert (late.seated.done(), keeper.rollouts_aside) == (True, False)
     await leaving
+
+
+async def test_users_who_miss_the_slo_beside_rollouts_keep_them_further_from_it(engine: Engine) -> None:
+    keeper = keeper_of(engine)
+    before = keeper.headroom
+    assert before is not None
+
+    def late_user() -> float:
+        engine.requests = {"a": RequestTimes(engine.now - 1.0, engine.now - 0.5, engine.now, 20)}
+        look(keeper, engine)
+        engine.requests = {}
+        look(keeper, engine)
+        assert keeper.headroom is not None
+        return keeper.headroom
+
+    assert late_user() == before
+    look(keeper, engine, 10)
+    sat(keeper, 1)
+    assert keeper.seats.held == 1
+    look(keeper, engine)
+    assert late_user() < before
+    keeper.configure(HarvestConfig(), SLO.model_copy(update={"ttft_s": 0.3}))
+    assert keeper.headroom == before
+    keeper.configure(HarvestConfig(), SloConfig())
+    assert keeper.headroom is None

@@ -27,7 +27,7 @@ def test_serve_yaml_goes_with_the_defaults_of_ray_start() -> None:
 
 def test_serve_yaml_names_what_the_environment_of_ray_start_must_hold() -> None:
     header = SERVE_YAML.read_text().partition("proxy_location")[0]
-    cleanup = "RAY_process_group_cleanup_enabled"
-    assert f"{cleanup}={_ENVIRONMENT[cleanup]}\n" in header
+    for name in ("RAY_process_group_cleanup_enabled", "RAY_worker_niceness"):
+        assert f"export {name}={_ENVIRONMENT[name]}\n" in header
     for name in ENVIRONMENT.values():
         assert f"{name}=" in header

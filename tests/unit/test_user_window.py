@@ -82,3 +82,23 @@ def test_the_window_forgets() -> None:
     for number in range(60):
         window.look(10.0 + number, {f"{number}": RequestTimes(number + 9.9, number + 10.0, number + 10.0, 1)})
     assert len(window._firsts) <= 21
+
+
+def test_who_got_tokens_and_left_has_ended_once() -> None:
+    window = UserWindow(5.0)
+    answered, waiting = RequestTimes(0.2, 0.5, 0.9, 5), RequestTimes(0.2, None, None, 0)
+    window.look(1.0, {"a": answered, "b": waiting})
+    assert window.ended == []
+    window.look(1.1, {})
+    assert window.ended == [answered]
+    assert (answered.ttft_s, answered.tpot_s) == (pytest.approx(0.3), pytest.approx(0.1))
+    assert (waiting.ttft_s, waiting.tpot_s) == (None, None)
+    window.look(1.2, {})
+    assert window.ended == []
+
+
+def test_who_met_a_standstill_is_not_among_those_that_ended() -> None:
+    window = UserWindow(5.0)
+    window.look(1.0, {"before": RequestTimes(0.2, 0.5, 0.9, 5), "after": RequestTimes(0.7, 0.8, 0.9, 2)}, still=0.6)
+    window.look(1.1, {}, still=0.6)
+    assert [times.arrived for times in window.ended] == [0.7]

@@ -25,7 +25,7 @@ class Plan:
     """Of each rate that the capacity search tries."""
     confirm_users: int = 120
     arrival_users: int = 100
-    day_s: float = 300.0
+    day_s: float = 240.0
     """What a day takes."""
     day_peak: float = 0.8
     """Share of capacity in the day's busiest hour."""

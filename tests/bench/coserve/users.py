@@ -28,7 +28,7 @@ class Door:
     token: str
     model: str
     prompt_tokens: int = 64
-    tokens: int = 64
+    tokens: int = 32
 
 
 class Users:
