@@ -128,6 +128,8 @@ class Heartbeat:
     """Last parts of the names of the layers that they can change."""
     seat_limit: int | None = None
     """Sequences, of users and rollouts together, that the SLO has room for; None without an SLO."""
+    slo_headroom: float | None = None
+    """Share of the SLO's targets at which rollouts get fewer seats, as learned from users; None without an SLO."""
     slo_breaches: int = 0
     """Times that rollouts lost all seats since users' latency was outside the SLO."""
     user_failures: int = 0

@@ -25,6 +25,7 @@ from rollout.wishes import Wish, Wishes
 from services import lending_calendar
 from services.config import FleetConfig
 from services.forecast import Forecast
+from services.heard import Heard
 from services.lending import Lending, Price, Situation, Terms, decide
 from services.lending_price import Meter
 from services.purposes import leasable
@@ -32,6 +33,8 @@ from services.purposes import leasable
 _TICK_S = 0.5
 _QUEUES_S = 5.0
 """Between two looks at the queues."""
+_SILENT_S = 3.0
+"""Replicas send a heartbeat a second."""
 _ABLE = frozenset({ReplicaState.HEALTHY, ReplicaState.STALE})
 
 _log = structlog.get_logger(__name__)
@@ -61,6 +64,7 @@ class Lender:
         self._holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._zone = ZoneInfo(config.lending.time_zone)
         self._forecast = Forecast()
+        self._heard = Heard(_SILENT_S)
         self._meter = Meter(Price(config.lending.tokens_per_s, config.lending.switch_s))
         self._waiting, self._asked_at = 0, float("-inf")
         self._decided_at: dict[str, float] = {}
@@ -107,7 +111,8 @@ class Lender:
 
     def _situation(self, now: float, beats: Sequence[Heartbeat], price: Price, waiting: int) -> Situation:
         at, windows = datetime.fromtimestamp(now, self._zone), self._lending.calendar
-        replicas = len(_able(beats))
+        able, silent = _able(beats), self._heard.silent(beats, now)
+        replicas = len(able)
 
         def lasts_s(count: int) -> float:
             left = (replicas - count) * self._lending.requests_per_replica
@@ -119,6 +124,10 @@ class Lender:
             demand=self._forecast.demand(now, price.switch_s),
             lasts_s=lasts_s,
             waiting=waiting,
+            absent=sum(
+                beat.replica not in self.lent and (beat.role is not ReplicaRole.SERVING or beat.replica in silent)
+                for beat in able
+            ),
         )
 
     def _terms(self) -> Terms:

@@ -53,6 +53,9 @@ class Situation:
     """Until the calendar or the forecast wants one back of so many replicas that are lent: the more, the sooner."""
     waiting: int
     """Groups in the queues."""
+    absent: int = 0
+    """Of the replicas, those that are not lent and do not serve yet, or are not heard of. Users may need them before
+    they serve again, so no other one is lent on their account."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,8 @@ def worth(count: int, situation: Situation, terms: Terms, price: Price) -> bool:
 
 def room(lent: int, situation: Situation, terms: Terms, price: Price) -> int:
     """How many may be lent, so that users have their headroom and each one beyond `lent` is worth its swaps."""
-    more = range(lent + 1, spare(situation, terms, terms.headroom) + 1)
+    present = replace(situation, replicas=situation.replicas - situation.absent)
+    more = range(lent + 1, spare(present, terms, terms.headroom) + 1)
     # the more are lent, the sooner the last of them goes back: behind one that is not worth it none is
     return lent + bisect_left(more, True, key=lambda count: not worth(count, situation, terms, price))
 

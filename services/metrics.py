@@ -140,6 +140,9 @@ class SnapshotCollector(Collector):
     def _replicas(self) -> Iterator[Metric]:
         seats = GaugeMetricFamily("nightshift_seats", "Seats by use.", labels=["replica", "use"])
         limit = GaugeMetricFamily("nightshift_seat_limit", "Sequences that the SLO has room for.", labels=["replica"])
+        headroom = GaugeMetricFamily(
+            "nightshift_slo_headroom", "Share of the SLO at which rollouts get fewer seats.", labels=["replica"]
+        )
         breaches = GaugeMetricFamily(
             "nightshift_slo_breaches", "Times rollouts lost every seat, since its start.", labels=["replica"]
         )
@@ -162,9 +165,11 @@ class SnapshotCollector(Collector):
             breaches.add_metric([beat.replica], beat.slo_breaches)
             if beat.seat_limit is not None:
                 limit.add_metric([beat.replica], beat.seat_limit)
+            if beat.slo_headroom is not None:
+                headroom.add_metric([beat.replica], beat.slo_headroom)
             for family, name in zip(rollouts, _ROLLOUT_FIGURES, strict=True):
                 family.add_metric([beat.replica], getattr(beat, f"rollout_{name}"))
-        yield from (seats, limit, breaches, version, failures, *rollouts, *self._roles())
+        yield from (seats, limit, headroom, breaches, version, failures, *rollouts, *self._roles())
 
     def _roles(self) -> Iterator[Metric]:
         role = GaugeMetricFamily("nightshift_replica_role", "1 for the role it has.", labels=["replica", "role"])

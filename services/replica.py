@@ -237,6 +237,7 @@ class Replica:
             seats_users=self.users.held,
             seats_rollouts=self.keeper.seats.held,
             seat_limit=self.keeper.limit,
+            slo_headroom=self.keeper.headroom,
             slo_breaches=self.keeper.breaches,
             rollout_tokens=tally.generated + self.harvester.in_flight,
             user_requests=self.users.requests_ended,

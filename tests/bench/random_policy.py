@@ -13,12 +13,12 @@ VOCABULARY = 8192
 SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
         "50m": {
-            "hidden_size": 512,
-            "num_hidden_layers": 14,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
+            "hidden_size": 768,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 6,
             "head_dim": 64,
-            "intermediate_size": 1536,
+            "intermediate_size": 2304,
         },
         "1.5b": {
             "hidden_size": 2048,

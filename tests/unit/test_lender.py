@@ -71,6 +71,7 @@ class Stand:
         )
         self.now, self.users = 86_400.0 * 20_000, 0
         self.board, self.wishes = BoardStub([beat(name) for name in "abcd"]), WishList()
+        self.silent: set[str] = set()
         self.queues = {run: MemoryQueue(run, QueueLimits()) for run in ("default", "killed")}
         self.board.known_runs = list(self.queues)
         self.queue = self.queues["default"]
@@ -89,6 +90,10 @@ class Stand:
     async def pass_time(self, seconds: float) -> int:
         for _ in range(math.ceil(seconds)):
             self.now += 1.0
+            self.board.replicas_alive = [
+                one if one.replica in self.silent else replace(one, sent_at=self.now)
+                for one in self.board.replicas_alive
+            ]
             await self.lender.tick()
         return 0 if self.wishes.now is None else len(self.wishes.now.lent)
 
@@ -156,6 +161,26 @@ async def test_who_does_not_lead_wishes_nothing_and_a_new_leader_calls_nobody_ba
     await other.tick()
     assert stand.wishes.now is not None
     assert (stand.wishes.now.epoch, stand.wishes.now.lent) == (2, first.lent if first else None)
+
+
+async def test_none_is_lent_on_account_of_one_that_is_on_its_way_back_to_users() -> None:
+    stand = await a_stand()
+    stand.board.replicas_alive = [beat("a"), beat("b", ReplicaRole.RECLAIMING)]
+    assert await stand.pass_time(60) == 0
+    stand.board.replicas_alive = [beat("a"), beat("b")]
+    assert await stand.pass_time(30) == 1
+
+
+async def test_none_is_lent_on_account_of_one_that_is_not_heard_of() -> None:
+    stand = await a_stand()
+    stand.board.replicas_alive = [beat("a"), beat("b")]
+    await stand.pass_time(1)
+    stand.silent = {"b"}
+    assert await stand.pass_time(60) == 0
+    stand.silent = set()
+    assert await stand.pass_time(30) == 1
+    stand.silent = set("ab")
+    assert await stand.pass_time(30) == 1, "what is lent stays so"
 
 
 async def test_a_replica_that_is_gone_is_not_counted() -> None:

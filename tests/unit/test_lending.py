@@ -40,6 +40,7 @@ situations = st.builds(
     demand=st.floats(0, 500),
     lasts_s=ends.map(lambda seconds: until(*seconds)),
     waiting=st.integers(0, 3),
+    absent=st.integers(0, 3),
 )
 prices = st.builds(Price, tokens_per_s=st.floats(0, 1e5), switch_s=st.floats(0, 600), spilled_tokens=st.floats(0, 1e6))
 trace = st.lists(st.tuples(st.floats(0.1, 60), situations), min_size=1, max_size=80)
@@ -107,7 +108,8 @@ def test_lending_for_longer_is_worth_no_less(
 def test_as_many_are_lent_as_are_each_worth_their_swaps(
     lent: int, situation: Situation, terms: Terms, price: Price
 ) -> None:
-    most, free = room(lent, situation, terms, price), spare(situation, terms, terms.headroom)
+    present = replace(situation, replicas=situation.replicas - situation.absent)
+    most, free = room(lent, situation, terms, price), spare(present, terms, terms.headroom)
     assert all(worth(count, situation, terms, price) for count in range(lent + 1, most + 1))
     assert most >= free or not worth(most + 1, situation, terms, price)
     assert lent <= most <= max(lent, free)

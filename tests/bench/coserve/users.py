@@ -27,7 +27,7 @@ class Door:
     url: str
     token: str
     model: str
-    prompt_tokens: int = 64
+    prompt_tokens: int = 32
     tokens: int = 32
 
 
