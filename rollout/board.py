@@ -129,7 +129,8 @@ class Heartbeat:
     seat_limit: int | None = None
     """Sequences, of users and rollouts together, that the SLO has room for; None without an SLO."""
     slo_headroom: float | None = None
-    """Share of the SLO's targets at which rollouts get fewer seats, as learned from users; None without an SLO."""
+    """Share of the SLO's targets at which rollouts get fewer seats, as learned from users; None without an SLO and
+    on a replica that is lent as a whole."""
     slo_breaches: int = 0
     """Times that rollouts lost all seats since users' latency was outside the SLO."""
     user_failures: int = 0

@@ -1,43 +1,79 @@
 """How near to their SLO users may come before rollouts get fewer seats: learned from users who shared the engine.
 
-    a user ended outside:  a step down
+    a user ended outside:  a step down, one for all who share a cause
     a user ended inside:   miss_share / (1 - miss_share) of such a step up
+    time goes by:          back to where learning began, if it is below that
 
 The pace of a mean step says nothing of how far single users lie from it; who missed a target does. Up and down balance
 where `miss_share` of the users miss: Kaernbach, "Simple adaptive testing with the weighted up-down method", Perception
-& Psychophysics 49, 1991.
+& Psychophysics 49, 1991. What lowered it may not have been the rollouts, or may be over: where they are kept out users
+teach nothing, so time does.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from services.slo import SloConfig
 from services.user_window import RequestTimes
 
 _FIRST, _LEAST = 0.75, 0.4
-"""Of `slo.headroom`: before anything is learned, and at the least."""
+"""Of `slo.most_headroom`: before anything is learned, and at the least."""
 _STEP = 0.1
 """Of the logarithm, for one user who missed."""
+_APART_S = 2.0
+"""Between two steps down: users of one prompt list, or of one slow moment, have one cause, and the guard's answer to it
+takes a while to be felt."""
+_FORGET_S = 300.0
+"""In which it comes back most of the way to where it began."""
+_FEWEST_TOKENS, _SHORTEST_S = 8, 1.0
+"""A pace is taken from so many tokens, or over so long: one step with a prefill in it is not a pace."""
 
 
-def first_headroom(slo: SloConfig) -> float:
-    """Share of a target, before any user came."""
-    return _FIRST * slo.headroom
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """`share` of a target."""
+
+    share: float
+    since: float = -math.inf
+    """Users who came before it, monotonic, came under other settings."""
+    lowered_at: float = -math.inf
 
 
-def next_headroom(headroom: float, ended: Sequence[RequestTimes], slo: SloConfig) -> float:
-    """After these users, who shared the engine with rollouts.
+def first_headroom(slo: SloConfig, now: float) -> Headroom:
+    """Before any user came."""
+    return Headroom(_FIRST * slo.most_headroom, since=now)
 
-    >>> slo = SloConfig(ttft_s=1.0, headroom=0.9, miss_share=0.01)
-    >>> fast, slow = RequestTimes(0.0, 0.5, 0.9, 5), RequestTimes(0.0, 1.5, 1.9, 5)
-    >>> [round(next_headroom(0.7, ended, slo), 3) for ended in ((fast,), (slow,), [slow] * 9, [fast] * 999)]
-    [0.701, 0.634, 0.36, 0.9]
+
+def next_headroom(
+    before: Headroom, ended: Sequence[RequestTimes], now: float, dt: float, *, beside_at: float, slo: SloConfig
+) -> Headroom:
+    """After `dt` seconds more, at `now`, and these users; rollouts last held a seat at `beside_at`.
+
+    >>> slo = SloConfig(ttft_s=1.0, most_headroom=0.9, miss_share=0.01)
+    >>> fast, slow = RequestTimes(0.0, 0.5, 2.5, 9), RequestTimes(0.0, 1.5, 3.5, 9)
+    >>> before = Headroom(0.7)
+    >>> looks = [(), (fast,), (slow,), (slow,) * 8, (fast,) * 999]
+    >>> [round(next_headroom(before, ended, 4.0, 0.1, beside_at=3.0, slo=slo).share, 4) for ended in looks]
+    [0.7, 0.7007, 0.634, 0.6385, 0.9]
+    >>> next_headroom(before, [slow], 4.0, 0.1, beside_at=-1.0, slo=slo) == before
+    True
     """
-    missed = sum(_missed(times, slo) for times in ended)
-    wanted = headroom * math.exp(_STEP * (slo.miss_share * len(ended) - missed))
-    return min(slo.headroom, max(_LEAST * slo.headroom, wanted))
+    taught = [times for times in ended if before.since <= times.arrived <= beside_at]
+    lowers = any(_missed(times, slo) for times in taught) and now - before.lowered_at >= _APART_S
+    first = _FIRST * slo.most_headroom
+    share = before.share * math.exp(_STEP * (slo.miss_share * len(taught) - lowers))
+    share += max(0.0, first - share) * dt / _FORGET_S
+    share = min(slo.most_headroom, max(_LEAST * slo.most_headroom, share))
+    return replace(before, share=share, lowered_at=now if lowers else before.lowered_at)
 
 
 def _missed(times: RequestTimes, slo: SloConfig) -> bool:
-    pairs = ((times.ttft_s, slo.ttft_s), (times.tpot_s, slo.tpot_s))
+    pairs = ((times.ttft_s, slo.ttft_s), (_pace(times), slo.tpot_s))
     return any(felt is not None and target is not None and felt > target for felt, target in pairs)
+
+
+def _pace(times: RequestTimes) -> float | None:
+    tpot_s = times.tpot_s
+    long = times.tokens > _FEWEST_TOKENS or tpot_s is None or tpot_s * (times.tokens - 1) >= _SHORTEST_S
+    return tpot_s if long else None

@@ -97,9 +97,10 @@ class Lender:
         beats = await self._board.replicas(self._config.fleet)
         self._meter.observe(beats)
         price = self._meter.price(beats)
-        situation = self._situation(now, beats, price, await self._groups_waiting(now))
+        silent = self._heard.silent(beats, now)
+        situation = self._situation(now, beats, silent, price, await self._groups_waiting(now))
         self.decision = decide(self.decision, situation, self._terms(), price, now)
-        self._choose(beats, now, situation)
+        self._choose(beats, silent, now, situation)
         wish = Wish(epoch, self.lent, dict(self._decided_at))
         await self._wishes.wish(self._config.fleet, wish, ttl_s=self._lending.wish_s)
 
@@ -109,9 +110,11 @@ class Lender:
             self.lent, self._decided_at = wish.lent, dict(wish.decided_at)
             self.decision = Lending(len(wish.lent), changed_at=now)
 
-    def _situation(self, now: float, beats: Sequence[Heartbeat], price: Price, waiting: int) -> Situation:
+    def _situation(
+        self, now: float, beats: Sequence[Heartbeat], silent: Collection[str], price: Price, waiting: int
+    ) -> Situation:
         at, windows = datetime.fromtimestamp(now, self._zone), self._lending.calendar
-        able, silent = _able(beats), self._heard.silent(beats, now)
+        able = _able(beats)
         replicas = len(able)
 
         def lasts_s(count: int) -> float:
@@ -124,10 +127,7 @@ class Lender:
             demand=self._forecast.demand(now, price.switch_s),
             lasts_s=lasts_s,
             waiting=waiting,
-            absent=sum(
-                beat.replica not in self.lent and (beat.role is not ReplicaRole.SERVING or beat.replica in silent)
-                for beat in able
-            ),
+            absent=sum(beat.replica not in self.lent and not _serves(beat, silent) for beat in able),
         )
 
     def _terms(self) -> Terms:
@@ -161,8 +161,8 @@ class Lender:
         configured = [Purpose(purpose) for purpose in self._config.harvest.purposes]
         return leasable(configured, run=run, followed=followed, pin=None, replica="", version=0)
 
-    def _choose(self, beats: Sequence[Heartbeat], now: float, situation: Situation) -> None:
-        lent = chosen(beats, self.lent, self.decision.lent)
+    def _choose(self, beats: Sequence[Heartbeat], silent: Collection[str], now: float, situation: Situation) -> None:
+        lent = chosen(beats, self.lent, self.decision.lent, silent)
         alive = {beat.replica for beat in beats}
         changed = dict.fromkeys(lent ^ self.lent, now)
         self._decided_at = {r: at for r, at in {**self._decided_at, **changed}.items() if r in alive}
@@ -171,19 +171,26 @@ class Lender:
         self.lent = lent
 
 
-def chosen(beats: Sequence[Heartbeat], lent: Collection[str], count: int) -> frozenset[str]:
-    """Which `count` replicas are lent: first those that are already, then those with the fewest users.
+def chosen(
+    beats: Sequence[Heartbeat], lent: Collection[str], count: int, silent: Collection[str] = ()
+) -> frozenset[str]:
+    """Which `count` replicas are lent: first those that are already, then those that serve the fewest users.
 
     Of the lent ones first those stay whose recall costs most: a replica that is not emptied yet comes back at no cost,
     one that holds many samples has the most to compute again, one that an evaluation is held at would lose it.
     """
-    order = sorted(_able(beats), key=lambda beat: (beat.replica not in lent, *_worth_keeping(beat)))
+    candidates = [beat for beat in _able(beats) if beat.replica in lent or _serves(beat, silent)]
+    order = sorted(candidates, key=lambda beat: (beat.replica not in lent, *_worth_keeping(beat)))
     return frozenset(beat.replica for beat in order[:count])
 
 
 def _able(beats: Sequence[Heartbeat]) -> list[Heartbeat]:
-    """That serve or are lent."""
+    """That serve, are lent, or are on their way between the two."""
     return [beat for beat in beats if beat.state in _ABLE and beat.role not in {None, ReplicaRole.BROKEN}]
+
+
+def _serves(beat: Heartbeat, silent: Collection[str]) -> bool:
+    return beat.role is ReplicaRole.SERVING and beat.replica not in silent
 
 
 def _worth_keeping(beat: Heartbeat) -> tuple[bool, bool, int, int, str]:

@@ -44,7 +44,7 @@ class Situation:
     """The fleet and its users at one moment."""
 
     replicas: int
-    """That serve or are lent."""
+    """That serve, are lent, or are on their way between the two."""
     allowed: int | None
     """By the calendar; None where it says nothing."""
     demand: float
@@ -92,8 +92,7 @@ def worth(count: int, situation: Situation, terms: Terms, price: Price) -> bool:
 
 def room(lent: int, situation: Situation, terms: Terms, price: Price) -> int:
     """How many may be lent, so that users have their headroom and each one beyond `lent` is worth its swaps."""
-    present = replace(situation, replicas=situation.replicas - situation.absent)
-    more = range(lent + 1, spare(present, terms, terms.headroom) + 1)
+    more = range(lent + 1, spare(situation, terms, terms.headroom) + 1)
     # the more are lent, the sooner the last of them goes back: behind one that is not worth it none is
     return lent + bisect_left(more, True, key=lambda count: not worth(count, situation, terms, price))
 
@@ -109,5 +108,8 @@ def decide(before: Lending, situation: Situation, terms: Terms, price: Price, no
     fewest = worthwhile if before.room_since is None else min(before.room, worthwhile)
     since = now if before.room_since is None else before.room_since
     if now - since >= terms.lend_after_s and now - before.changed_at >= terms.quiet_s:
-        return Lending(fewest, changed_at=now)
+        present = replace(situation, replicas=situation.replicas - situation.absent)
+        ready = min(fewest, room(before.lent, present, terms, price))
+        if ready > before.lent:
+            return Lending(ready, changed_at=now)
     return replace(before, room=fewest, room_since=since)

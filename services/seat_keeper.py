@@ -5,11 +5,12 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Protocol
 
 from rollout.board import ReplicaRole
 from services.config import HarvestConfig
-from services.headroom import first_headroom, next_headroom
+from services.headroom import Headroom, first_headroom, next_headroom
 from services.idle_speed import IdleSpeed
 from services.recent_peak import RecentPeak
 from services.seat_guard import Felt, Guard, check_attainable, guarded_seats, next_guard, prefill_pace
@@ -68,8 +69,8 @@ class SeatKeeper:
         self._idle = IdleSpeed(0.0, 0.0, 1.0)
         self._window = UserWindow(slo.window_s)
         self._peak = RecentPeak(slo.window_s)
-        self._beside = RecentPeak(slo.window_s)
-        self._headroom = first_headroom(slo)
+        self._beside_at = -math.inf
+        self._headroom, self._learned_under = first_headroom(slo, clock()), slo
         self._guard = Guard(limit=harvest.user_reserve + 1.0)
         self._looked_at = clock()
         self._role: ReplicaRole | None = None
@@ -88,7 +89,7 @@ class SeatKeeper:
     @property
     def headroom(self) -> float | None:
         """Share of the SLO at which rollouts get fewer seats, as learned so far; None where no SLO is kept to."""
-        return self._headroom if self._guards else None
+        return self._headroom.share if self._guards else None
 
     @property
     def _guards(self) -> bool:
@@ -138,17 +139,24 @@ class SeatKeeper:
         return any(user.first is None and user.arrived <= since for user in self._engine.users().values())
 
     def configure(self, harvest: HarvestConfig, slo: SloConfig) -> None:
-        """Other settings from now on; what was learned under another SLO is forgotten.
+        """Other settings from now on; what was learned under another SLO is forgotten, but not while there is none.
 
         Raises ConfigError, and changes nothing, for an SLO that the idle engine cannot meet.
         """
         check_attainable(slo, self._idle)
         if slo != self._slo:
             self._window, self._peak = UserWindow(slo.window_s), RecentPeak(slo.window_s)
-            self._beside, self._headroom = RecentPeak(slo.window_s), first_headroom(slo)
+            self._headroom = self._headroom_under(slo)
             self._guard = Guard(limit=harvest.user_reserve + 1.0, since=self._clock())
         self._harvest, self._slo = harvest, slo
         self.resize()
+
+    def _headroom_under(self, slo: SloConfig) -> Headroom:
+        now = self._clock()
+        if not slo.guards:
+            return self._headroom
+        known, self._learned_under = slo == self._learned_under, slo
+        return replace(self._headroom, since=now) if known else first_headroom(slo, now)
 
     def resize(self) -> None:
         """Users came or went, or the limit moved."""
@@ -176,7 +184,7 @@ class SeatKeeper:
         self._window.look(now, self._engine.users(), still=still)
         if still > now:
             return
-        self._learn(now)
+        self._learn(now, dt)
         was_open = now >= self._guard.closed_until
         self._guard = next_guard(
             self._guard,
@@ -184,7 +192,7 @@ class SeatKeeper:
             now,
             dt,
             slo=self._slo,
-            headroom=self._headroom,
+            headroom=self._headroom.share,
             idle=self._idle,
             most=self._total,
         )
@@ -192,11 +200,12 @@ class SeatKeeper:
             self.breaches += 1
         self.resize()
 
-    def _learn(self, now: float) -> None:
+    def _learn(self, now: float, dt: float) -> None:
         """What users without rollouts beside them felt is not the rollouts' doing."""
-        self._beside.set(now, self.seats.held)
-        if self._beside.most(now):
-            self._headroom = next_headroom(self._headroom, self._window.ended, self._slo)
+        self._beside_at = now if self.seats.held else self._beside_at
+        self._headroom = next_headroom(
+            self._headroom, self._window.ended, now, dt, beside_at=self._beside_at, slo=self._slo
+        )
 
     def _felt(self, now: float, still: float) -> Felt:
         since = max(self._guard.since, still)

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollout.percentile import percentile
 
@@ -56,7 +56,7 @@ class _Mark:
 class UserWindow:
     """First tokens and the pace of tokens over the last `window_s`, from looks at the requests in the engine.
 
-    A request that begins and ends between two looks is not seen: it was faster than the looks are apart.
+    A request that begins and ends between two looks is not seen.
     """
 
     def __init__(self, window_s: float) -> None:
@@ -64,8 +64,10 @@ class UserWindow:
         self._firsts: deque[_First] = deque()
         self._marks: dict[str, deque[_Mark]] = {}
         self._live: Mapping[str, RequestTimes] = {}
+        self._looked_at = 0.0
         self.ended: list[RequestTimes] = []
-        """Who got tokens and left between the two newest looks; of those whom a standstill met, none."""
+        """Who left between the two newest looks, as far as a standstill had no part in it. Whoever left without a token
+        that was seen has waited until the look before at least."""
 
     def look(self, now: float, live: Mapping[str, RequestTimes], *, still: float = 0.0) -> None:
         """Take in the requests that are in the engine now, by id. First tokens of those that arrived before `still`,
@@ -78,12 +80,9 @@ class UserWindow:
                 marks = self._marks.setdefault(name, deque())
                 if not marks or marks[-1].tokens != times.tokens:
                     marks.append(_Mark(times.last, times.tokens))
-        self.ended = [
-            times
-            for name, times in self._live.items()
-            if name not in live and times.first is not None and times.arrived >= still
-        ]
-        self._live = live
+        gone = (times for name, times in self._live.items() if name not in live)
+        self.ended = [end for times in gone if (end := _end(times, self._looked_at, still)) is not None]
+        self._live, self._looked_at = live, now
         self._forget(now - self._window_s)
 
     def ttft_s(self, now: float, since: float, *, still: float = 0.0) -> float | None:
@@ -119,3 +118,12 @@ class UserWindow:
                 marks.popleft()
             if not marks:
                 del self._marks[name]
+
+
+def _end(times: RequestTimes, seen_at: float, still: float) -> RequestTimes | None:
+    """What can be told of a request, last seen at `seen_at`, that is over; None where a standstill met it before its
+    first token. The newest ended at `still`."""
+    if times.arrived >= still:
+        return times if times.first is not None else replace(times, first=seen_at)
+    met_later = times.first is not None and times.first < still
+    return replace(times, last=times.first, tokens=1) if met_later else None

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from deploy.simulation.bench import USER_PROMPT, USER_TOKENS, Bench, Cell, scene_of
+from deploy.simulation.bench import Bench, Cell, scene_of
 from deploy.simulation.engine_model import EngineModel
 from deploy.simulation.live import Story, constant, play
 from deploy.simulation.trace import RatePoint
@@ -13,6 +13,7 @@ from deploy.simulation.users import arrivals
 from rollout.percentile import percentile
 
 SEATS, SEED, PUSH_EVERY_S = 32, 1, 20.0
+USER_PROMPT, USER_TOKENS = 48, 40
 CAPACITY = 4.0
 """Users a second."""
 POINTS = 48
@@ -26,7 +27,13 @@ def figures(engine: EngineModel, *, arms: Sequence[str], loads: Sequence[str], s
         "tpot_s": {"p50": engine.step_s(1), "p95": 1.05 * engine.step_s(1)},
     }
     content: dict[str, Any] = {
-        "plan": {"seats": SEATS, "seed": SEED, "push_every_s": PUSH_EVERY_S},
+        "plan": {
+            "seats": SEATS,
+            "seed": SEED,
+            "push_every_s": PUSH_EVERY_S,
+            "user_prompt": USER_PROMPT,
+            "user_tokens": USER_TOKENS,
+        },
         "slo": {"ttft_s": 3 * 1.1 * first_s, "tpot_s": 3 * 1.05 * engine.step_s(1)},
         "idle": idle,
         "cells": {},

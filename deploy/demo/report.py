@@ -65,7 +65,7 @@ def build_report(run: Run, config: NightshiftConfig, seen: Seen, *, peak_memory_
         "lost": seen.audit.balance + (seen.ledger.accepted - seen.audit.accepted),
         "replicas_seen": observer.replicas,
         "users": {phase: summary(seen.traffic.timings, phase) for phase in (SETTLING, WITHOUT, WITH, BURST)},
-        "users_stayed_away": seen.traffic.stayed_away,
+        "users_stayed_away": dict(seen.traffic.stayed_away),
         "peak_memory_gib": round(peak_memory_gib, 2),
         "reward_per_step": [step["reward_mean"] for step in observer.steps],
     }
@@ -144,6 +144,7 @@ def _table(report: Mapping[str, Any], goals: list[Goal]) -> Table:
         "users' TTFT p50, beside rollouts": _ms(users[WITH]["ttft_s"]["p50"]),
         "users' TPOT p50, alone": _ms(users[WITHOUT]["tpot_s"]["p50"]),
         "users' TPOT p50, beside rollouts": _ms(users[WITH]["tpot_s"]["p50"]),
+        "users who stayed away": sum(report["users_stayed_away"].values()),
         "push seconds, median": _short(report["push_seconds_median"]),
     }
     judged = {goal.name for goal in goals}

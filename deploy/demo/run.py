@@ -47,6 +47,7 @@ _USERS_ALONE_BRIEFLY_S = 3.0
 _USER_RATE = 2.0
 """Requests a second."""
 _USERS_AT_ONCE = 12
+"""Few of the engine's seats: it is to have some for rollouts on a slow machine too."""
 _USER_TOKENS = 24
 """Of every answer: enough to measure the time between tokens, and no more, as clients share the cores with engines."""
 _BURST_USERS = 12

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
@@ -39,8 +40,8 @@ class Traffic:
     def __init__(self, url: str, token: str, model: str, prompts: Sequence[str], *, max_tokens: int) -> None:
         self.timings: list[Timing] = []
         self.phase = SETTLING
-        self.stayed_away = 0
-        """Of `stream`."""
+        self.stayed_away: Counter[str] = Counter()
+        """Users of `stream`, by phase, who found too many others under way."""
         self._client = httpx.AsyncClient(
             base_url=url,
             headers={"Authorization": f"Bearer {token}"},
@@ -51,8 +52,8 @@ class Traffic:
         self._random = random.Random(0)
 
     async def stream(self, rate: float, *, at_once: int) -> None:
-        """Open-loop arrivals, `rate` requests a second on average, until cancelled; who finds `at_once` others under
-        way stays away, so that a machine too slow for the rate is not filled with users."""
+        """Arrivals at `rate` a second on average, whatever became of those before, until cancelled. But who finds
+        `at_once` others under way stays away, and is counted: a machine too slow for the rate would fill with users."""
         waiting: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as requests:
             while True:
@@ -60,7 +61,7 @@ class Traffic:
                     waiting.add(user := requests.create_task(self._request(self.phase)))
                     user.add_done_callback(waiting.discard)
                 else:
-                    self.stayed_away += 1
+                    self.stayed_away[self.phase] += 1
                 await asyncio.sleep(self._random.expovariate(rate))
 
     async def burst(self, users: int, until: Callable[[], bool], *, limit_s: float) -> None:

@@ -17,8 +17,6 @@ from rollout.percentile import percentile
 from services.config import FleetOptions
 from services.slo import SloConfig
 
-USER_PROMPT, USER_TOKENS = 64, 64
-"""Of each user of the bench."""
 _ENGINE = {"long_prefill_token_threshold": 64}
 """As the bench's fleet has it."""
 _WARM_S = 10.0
@@ -80,13 +78,12 @@ class Cell(BaseModel):
         found = [seats for seats in self.series.seats_rollouts if seats is not None]
         return sum(found) / len(found) if found else 0.0
 
-    @property
-    def batch(self) -> float:
-        """Sequences in the engine, on average: users by Little's law."""
+    def batch(self, user_tokens: int) -> float:
+        """Sequences in the engine, on average: users, with answers of so many tokens, by Little's law."""
         if not self.requests or self.ttft_s.p50 is None or self.tpot_s.p50 is None:
             return self.rollouts
         users_s = sum(self.series.users_s) / max(1, len(self.series.users_s))
-        return self.rollouts + users_s * (self.ttft_s.p50 + USER_TOKENS * self.tpot_s.p50)
+        return self.rollouts + users_s * (self.ttft_s.p50 + user_tokens * self.tpot_s.p50)
 
 
 class _Plan(BaseModel):
@@ -96,6 +93,8 @@ class _Plan(BaseModel):
     seed: int
     push_every_s: float
     push_rollouts: Literal["keep", "recompute"] = "recompute"
+    user_prompt: int = 64
+    user_tokens: int = 64
 
 
 class _Targets(BaseModel):
@@ -193,14 +192,14 @@ def _arm(cell: Cell) -> tuple[dict[str, Any], bool]:
 def _users(bench: Bench, cell: Cell) -> Iterator[Arrival]:
     """Those of the warm-up come at the rate of the first to be measured."""
     seed, until = bench.plan.seed, _WARM_S + cell.seconds
+    prompt, tokens = bench.plan.user_prompt, bench.plan.user_tokens
     if not cell.requests:
         return iter(())
     if cell.load != "day":
-        return constant(cell.rate, seconds=until, prompt=USER_PROMPT, tokens=USER_TOKENS, seed=seed)
+        return constant(cell.rate, seconds=until, prompt=prompt, tokens=tokens, seed=seed)
     step_s = cell.seconds / len(cell.series.users_s)
     points = [
-        RatePoint(_WARM_S + number * step_s, rate, USER_PROMPT, USER_TOKENS)
-        for number, rate in enumerate(cell.series.users_s)
+        RatePoint(_WARM_S + number * step_s, rate, prompt, tokens) for number, rate in enumerate(cell.series.users_s)
     ]
     warm = replace(points[0], time=0.0)
     return arrivals([warm, *points], seconds=until, seed=seed)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from deploy.simulation.bench import USER_PROMPT, Bench, Cell, predict
+from deploy.simulation.bench import Bench, Cell, predict
 from deploy.simulation.engine_model import EngineModel
 from rollout.errors import ConfigError
 
@@ -56,8 +56,8 @@ def _first(bench: Bench, cells: Sequence[Cell], share: float) -> EngineModel:
     late_s = (bench.idle.ttft_s.p95 or first_s) - first_s
     pauses = [cell.pushes.pause_s.p50 for cell in cells if cell.pushes.pause_s.p50 is not None]
     return EngineModel(
-        decode_s=_rising(_points(cells, token_s)),
-        prefill_token_s=share * beyond_s / USER_PROMPT,
+        decode_s=_rising(_points(bench, cells, token_s)),
+        prefill_token_s=share * beyond_s / bench.plan.user_prompt,
         door_s=door_s,
         door_spread=min(1.0, math.log1p(late_s / door_s) / _Z95),
         drift=min(1.0, math.log((bench.idle.tpot_s.p95 or token_s) / token_s) / _Z95),
@@ -65,9 +65,10 @@ def _first(bench: Bench, cells: Sequence[Cell], share: float) -> EngineModel:
     )
 
 
-def _points(cells: Sequence[Cell], alone_s: float) -> list[tuple[int, float]]:
+def _points(bench: Bench, cells: Sequence[Cell], alone_s: float) -> list[tuple[int, float]]:
     """(sequences, seconds from token to token) of one sequence and of each cell, those of like size together."""
-    found = sorted((cell.batch, pace) for cell in cells if cell.batch > _ALIKE and (pace := _measured(cell)))
+    sizes = ((cell.batch(bench.plan.user_tokens), _measured(cell)) for cell in cells)
+    found = sorted((size, pace) for size, pace in sizes if size > _ALIKE and pace)
     points: list[tuple[int, float]] = [(1, alone_s)]
     for batch, pace in found:
         size, seconds = points[-1]
@@ -87,7 +88,11 @@ def _measured(cell: Cell) -> float | None:
 
 def _closer(bench: Bench, cells: Sequence[Cell], model: EngineModel, seconds: float) -> EngineModel:
     """Steps longer or shorter where the simulated cells were too fast or too slow; that of one sequence is known."""
-    misses = [(cell.batch, miss) for cell in cells if (miss := _miss(bench, cell, model, seconds)) is not None]
+    misses = [
+        (cell.batch(bench.plan.user_tokens), miss)
+        for cell in cells
+        if (miss := _miss(bench, cell, model, seconds)) is not None
+    ]
     first, *others = model.decode_s
     steps = [first]
     for size, step_s in others:

@@ -33,7 +33,7 @@ def table(outcome: Outcome, scene: Scene) -> str:
 
 def sweep_table(choices: Sequence[Choice]) -> str:
     """A line for each, and the one to take."""
-    lines = ["headroom  reserve  budget  rollout tokens a day  inside SLO  lost to rollouts"]
+    lines = ["most headroom  reserve  budget  rollout tokens a day  inside SLO  lost to rollouts"]
     lines += [_line(one, marked=one is best(choices)) for one in choices]
     words = f"* harvests most of those that cost users at most {100 * MARGIN:g} point"
     return "\n".join([*lines, words if best(choices) else f"all cost users more than {100 * MARGIN:g} point"])
@@ -54,7 +54,7 @@ def as_json(outcome: Outcome, scene: Scene, choices: Sequence[Choice] = ()) -> d
     }
     if choices:
         found["sweep"] = [
-            {"headroom": c.headroom, "user_reserve": c.reserve, "budget": c.budget, **_figures(c.outcome)}
+            {"most_headroom": c.most_headroom, "user_reserve": c.reserve, "budget": c.budget, **_figures(c.outcome)}
             for c in choices
         ]
     return found
@@ -87,7 +87,7 @@ def _line(one: Choice, *, marked: bool) -> str:
     lost = "" if outcome.lost is None else f"{100 * outcome.lost:.2f} points"
     budget = "yes" if one.budget else "no"
     return (
-        f"{one.headroom:<8g}  {one.reserve:<7d}  {budget:<6}  {_count(outcome.tokens_per_day):<20}  "
+        f"{one.most_headroom:<13g}  {one.reserve:<7d}  {budget:<6}  {_count(outcome.tokens_per_day):<20}  "
         f"{_percent(outcome.attainment):<10}  {lost}{' *' if marked else ''}"
     )
 

@@ -16,7 +16,7 @@ MARGIN = 0.01
 class Choice:
     """One set of settings, and what came of it."""
 
-    headroom: float
+    most_headroom: float
     reserve: int
     budget: bool
     """Whether rollouts may add replicas."""
@@ -28,11 +28,11 @@ def variants(scene: Scene) -> Iterator[Scene]:
     budget = scene.options.autoscaling.rollout_budget
     for each in (budget, None) if budget is not None else (None,):
         for reserve in (r for r in RESERVES if r < scene.options.engine.max_num_seqs):
-            for headroom in HEADROOMS if scene.options.slo.guards else (scene.options.slo.headroom,):
+            for headroom in HEADROOMS if scene.options.slo.guards else (scene.options.slo.most_headroom,):
                 options = scene.options
                 update = {
                     "harvest": options.harvest.model_copy(update={"user_reserve": reserve}),
-                    "slo": options.slo.model_copy(update={"headroom": headroom}),
+                    "slo": options.slo.model_copy(update={"most_headroom": headroom}),
                     "autoscaling": options.autoscaling.model_copy(update={"rollout_budget": each}),
                 }
                 yield replace(scene, options=options.model_copy(update=update))
@@ -42,7 +42,7 @@ def choice(scene: Scene, outcome: Outcome) -> Choice:
     """With the settings that were swept."""
     options = scene.options
     budget = options.autoscaling.rollout_budget is not None
-    return Choice(options.slo.headroom, options.harvest.user_reserve, budget, outcome)
+    return Choice(options.slo.most_headroom, options.harvest.user_reserve, budget, outcome)
 
 
 def best(choices: Sequence[Choice]) -> Choice | None:

@@ -65,7 +65,7 @@ def main() -> None:
         CoserveFleet(
             Path(directory), model=model, port=arguments.port, seats=plan.seats, push_rollouts=plan.push_rollouts
         ) as fleet,
-        Users(fleet.door) as users,
+        Users(replace(fleet.door, prompt_tokens=plan.user_prompt, tokens=plan.user_tokens)) as users,
     ):
         try:
             asyncio.run(_measure(fleet, users, plan, figures, Path(directory)))

@@ -1,5 +1,7 @@
 """Random Qwen3 policies by size, for benches in which a model has to be work and need not be right."""
 
+import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -35,10 +37,10 @@ SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 def random_policy(directory: Path, size: str, tokenizer: PreTrainedTokenizerFast) -> Path:
     """Build it once, float32 with tied embeddings; returns the Hugging Face directory."""
-    if (directory / "model.safetensors").exists():
+    shape: dict[str, Any] = dict(SIZES[size])
+    if (directory / "model.safetensors").exists() and _shape(directory) == shape:
         return directory
     torch.manual_seed(0)
-    shape: dict[str, Any] = dict(SIZES[size])
     config = Qwen3Config(
         vocab_size=VOCABULARY,
         max_position_embeddings=1024,
@@ -48,10 +50,20 @@ def random_policy(directory: Path, size: str, tokenizer: PreTrainedTokenizerFast
         bos_token_id=None,
         **shape,
     )
-    directory.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(directory)
-    Qwen3ForCausalLM(config).save_pretrained(directory, max_shard_size="50GB")
+    partial = directory.with_suffix(".part")
+    for found in (partial, directory):
+        shutil.rmtree(found, ignore_errors=True)
+    partial.mkdir(parents=True)
+    tokenizer.save_pretrained(partial)
+    Qwen3ForCausalLM(config).save_pretrained(partial, max_shard_size="50GB")
+    partial.rename(directory)
     return directory
+
+
+def _shape(directory: Path) -> dict[str, Any]:
+    """Of the model that is there."""
+    found = json.loads((directory / "config.json").read_text())
+    return {name: found.get(name) for name in next(iter(SIZES.values()))}
 
 
 def filler_tokenizer() -> PreTrainedTokenizerFast:

@@ -1,45 +1,82 @@
 """The share of a target at which rollouts get fewer seats follows who misses it."""
 
+import math
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.headroom import first_headroom, next_headroom
+from services.headroom import Headroom, first_headroom, next_headroom
 from services.slo import SloConfig
 from services.user_window import RequestTimes
 
-SLO = SloConfig(ttft_s=1.0, tpot_s=0.1, headroom=0.9, miss_share=0.02)
+SLO = SloConfig(ttft_s=1.0, tpot_s=0.1, most_headroom=0.9, miss_share=0.02)
+BEGIN = Headroom(0.7)
+LOOK_S = 0.1
 
 
-def user(ttft_s: float = 0.5, tpot_s: float = 0.05, tokens: int = 9) -> RequestTimes:
-    return RequestTimes(3.0, 3.0 + ttft_s, 3.0 + ttft_s + tpot_s * (tokens - 1), tokens)
+def user(ttft_s: float = 0.5, tpot_s: float = 0.05, tokens: int = 9, came: float = 3.0) -> RequestTimes:
+    return RequestTimes(came, came + ttft_s, came + ttft_s + tpot_s * (tokens - 1), tokens)
+
+
+def after(before: Headroom, *ended: RequestTimes, now: float = 10.0, dt: float = 0.0, slo: SloConfig = SLO) -> Headroom:
+    return next_headroom(before, ended, now, dt, beside_at=now, slo=slo)
 
 
 @given(st.lists(st.lists(st.booleans(), max_size=40), max_size=40))
 def test_it_stays_between_its_bounds(looks: list[list[bool]]) -> None:
-    headroom = first_headroom(SLO)
-    for missed in looks:
-        headroom = next_headroom(headroom, [user(ttft_s=2.0 if one else 0.5) for one in missed], SLO)
-        assert 0.4 * SLO.headroom <= headroom <= SLO.headroom
+    headroom = first_headroom(SLO, 0.0)
+    for number, missed in enumerate(looks):
+        headroom = after(headroom, *(user(ttft_s=2.0 if one else 0.5) for one in missed), now=10.0 + 3 * number, dt=3.0)
+        assert 0.4 * SLO.most_headroom <= headroom.share <= SLO.most_headroom
 
 
-@pytest.mark.parametrize("missing", [user(ttft_s=1.2), user(tpot_s=0.12)])
+@pytest.mark.parametrize("missing", [user(ttft_s=1.2), user(tpot_s=0.12), user(tpot_s=0.3, tokens=5)])
 def test_a_user_who_missed_either_target_lowers_it(missing: RequestTimes) -> None:
-    assert next_headroom(0.7, [missing], SLO) < 0.7 < next_headroom(0.7, [user()], SLO)
+    assert after(BEGIN, missing).share < BEGIN.share < after(BEGIN, user()).share
 
 
-def test_a_target_that_is_not_set_is_not_missed() -> None:
-    assert next_headroom(0.7, [user(ttft_s=9.0)], SloConfig(tpot_s=0.1)) > 0.7
-    assert next_headroom(0.7, [user(ttft_s=0.5, tokens=1)], SLO) > 0.7
+@pytest.mark.parametrize(
+    ("ended", "slo"),
+    [
+        (user(ttft_s=9.0), SloConfig(tpot_s=0.1)),
+        (user(tokens=1), SLO),
+        (user(tpot_s=0.2, tokens=3), SLO),
+    ],
+    ids=["no such target", "no pace", "one slow step is no pace"],
+)
+def test_what_is_no_miss_does_not_lower_it(ended: RequestTimes, slo: SloConfig) -> None:
+    assert after(BEGIN, ended, slo=slo).share > BEGIN.share
+
+
+def test_users_of_one_slow_moment_lower_it_once() -> None:
+    slow = user(ttft_s=2.0)
+    once = after(BEGIN, slow)
+    assert after(BEGIN, *[slow] * 8).share == pytest.approx(once.share, rel=0.02)
+    assert after(once, slow, now=11.0).share > once.share
+    assert after(once, slow, now=12.5).share < once.share
+
+
+def test_users_whom_rollouts_did_not_meet_and_those_of_earlier_settings_teach_nothing() -> None:
+    assert next_headroom(BEGIN, [user(ttft_s=2.0)], 10.0, 0.0, beside_at=2.9, slo=SLO) == BEGIN
+    assert after(Headroom(0.7, since=3.1), user(ttft_s=2.0)) == Headroom(0.7, since=3.1)
+
+
+def test_what_lowered_it_is_forgotten_where_nobody_teaches_it_and_what_raised_it_is_not() -> None:
+    low, high = Headroom(0.4), Headroom(0.85)
+    for number in range(6000):
+        low, high = (after(one, now=10 + LOOK_S * number, dt=LOOK_S) for one in (low, high))
+    first = first_headroom(SLO, 0.0).share
+    assert low.share == pytest.approx(first - (first - 0.4) * math.exp(-2), abs=0.005)
+    assert high.share == 0.85
 
 
 def test_it_settles_where_as_many_miss_as_may() -> None:
     """Users who miss the more often, the nearer the target the engine works."""
-    source, headroom, missed = random.Random(1), first_headroom(SLO), 0
+    source, headroom, missed = random.Random(1), first_headroom(SLO, 0.0), 0
     for number in range(60_000):
-        misses = source.random() < 0.2 * max(0.0, headroom - 0.5)
+        misses = source.random() < 0.2 * max(0.0, headroom.share - 0.6)
         missed += misses and number >= 10_000
-        headroom = next_headroom(headroom, [user(ttft_s=2.0 if misses else 0.5)], SLO)
+        headroom = after(headroom, user(ttft_s=2.0 if misses else 0.5), now=10.0 + 5 * number)
     assert missed / 50_000 == pytest.approx(SLO.miss_share, rel=0.1)

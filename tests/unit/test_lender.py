@@ -190,6 +190,11 @@ async def test_a_replica_that_is_gone_is_not_counted() -> None:
     assert await stand.pass_time(1) == 0
 
 
+def test_one_that_does_not_serve_or_is_silent_is_not_lent_anew() -> None:
+    beats = [beat("a", seats_users=3), beat("b"), beat("c", ReplicaRole.RECLAIMING), beat("d", ReplicaRole.ROLLOUT)]
+    assert chosen(beats, {"d"}, 4, silent={"b", "d"}) == {"a", "d"}
+
+
 def test_those_with_the_fewest_users_are_lent() -> None:
     beats = [beat("a", seats_users=3), beat("b", seats_users=1), beat("c", seats_users=2)]
     assert chosen(beats, (), 2) == {"b", "c"}

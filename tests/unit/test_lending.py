@@ -108,11 +108,28 @@ def test_lending_for_longer_is_worth_no_less(
 def test_as_many_are_lent_as_are_each_worth_their_swaps(
     lent: int, situation: Situation, terms: Terms, price: Price
 ) -> None:
-    present = replace(situation, replicas=situation.replicas - situation.absent)
-    most, free = room(lent, situation, terms, price), spare(present, terms, terms.headroom)
+    most, free = room(lent, situation, terms, price), spare(situation, terms, terms.headroom)
     assert all(worth(count, situation, terms, price) for count in range(lent + 1, most + 1))
     assert most >= free or not worth(most + 1, situation, terms, price)
     assert lent <= most <= max(lent, free)
+
+
+@given(trace, terms, prices)
+def test_more_are_lent_only_if_those_that_serve_now_leave_users_their_headroom(
+    steps: list[tuple[float, Situation]], terms: Terms, price: Price
+) -> None:
+    before = 0
+    for _, lent, situation in decisions(steps, terms, price):
+        serving = situation.replicas - situation.absent - lent
+        assert lent <= before or serving >= terms.min_serving
+        assert lent <= before or serving * terms.per_replica >= situation.demand * terms.headroom * (1 - 1e-9)
+        before = lent
+
+
+def test_a_replica_that_is_silent_now_and_then_does_not_keep_the_others_from_being_lent() -> None:
+    silent = replace(NIGHT, absent=1)
+    found = decisions([(10.0, NIGHT), (10.0, silent), (10.0, NIGHT), (10.0, silent), (10.0, NIGHT)], TERMS, PRICE)
+    assert [lent for _, lent, _ in found] == [0, 0, 0, 4, 4]
 
 
 def test_a_quiet_night_lends_what_the_headroom_leaves_after_its_time_and_not_before() -> None:

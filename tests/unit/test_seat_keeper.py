@@ -270,7 +270,10 @@ async def test_users_who_miss_the_slo_beside_rollouts_keep_them_further_from_it(
     assert keeper.seats.held == 1
     look(keeper, engine)
     assert late_user() < before
-    keeper.configure(HarvestConfig(), SLO.model_copy(update={"ttft_s": 0.3}))
-    assert keeper.headroom == before
+    learned = keeper.headroom
     keeper.configure(HarvestConfig(), SloConfig())
     assert keeper.headroom is None
+    keeper.configure(HarvestConfig(), SLO)
+    assert keeper.headroom == learned
+    keeper.configure(HarvestConfig(), SLO.model_copy(update={"ttft_s": 0.3}))
+    assert keeper.headroom == before

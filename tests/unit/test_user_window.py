@@ -84,21 +84,32 @@ def test_the_window_forgets() -> None:
     assert len(window._firsts) <= 21
 
 
-def test_who_got_tokens_and_left_has_ended_once() -> None:
+def test_who_left_has_ended_once() -> None:
     window = UserWindow(5.0)
     answered, waiting = RequestTimes(0.2, 0.5, 0.9, 5), RequestTimes(0.2, None, None, 0)
-    window.look(1.0, {"a": answered, "b": waiting})
-    assert window.ended == []
-    window.look(1.1, {})
+    window.look(1.0, {"a": answered})
+    window.look(1.1, {"b": waiting})
     assert window.ended == [answered]
     assert (answered.ttft_s, answered.tpot_s) == (pytest.approx(0.3), pytest.approx(0.1))
     assert (waiting.ttft_s, waiting.tpot_s) == (None, None)
     window.look(1.2, {})
+    (left,) = window.ended
+    assert left.ttft_s == pytest.approx(0.9), "it had waited so long when it was seen last"
+    window.look(1.3, {})
     assert window.ended == []
 
 
-def test_who_met_a_standstill_is_not_among_those_that_ended() -> None:
+def test_of_who_met_a_standstill_only_a_first_token_before_it_counts() -> None:
     window = UserWindow(5.0)
-    window.look(1.0, {"before": RequestTimes(0.2, 0.5, 0.9, 5), "after": RequestTimes(0.7, 0.8, 0.9, 2)}, still=0.6)
+    users = {
+        "waited in it": RequestTimes(0.2, 0.7, 0.9, 5),
+        "still waiting": RequestTimes(0.3, None, None, 0),
+        "had a token": RequestTimes(0.1, 0.4, 0.9, 5),
+        "came after": RequestTimes(0.7, 0.8, 0.9, 2),
+    }
+    window.look(1.0, users, still=0.6)
     window.look(1.1, {}, still=0.6)
-    assert [times.arrived for times in window.ended] == [0.7]
+    assert [(times.ttft_s, times.tpot_s is None) for times in window.ended] == [
+        (pytest.approx(0.3), True),
+        (pytest.approx(0.1), False),
+    ]

@@ -27,8 +27,8 @@ class Door:
     url: str
     token: str
     model: str
-    prompt_tokens: int = 32
-    tokens: int = 32
+    prompt_tokens: int = 64
+    tokens: int = 64
 
 
 class Users:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tests.bench.bench_fleet import BenchFleet
 
 REPLICAS = 2
-_WEIGHTS = "model.safetensors"
+_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _NOISE = 0.002
 # A day takes minutes here, so that what an operator sets in minutes is seconds.
 _LENDING = """\
@@ -44,7 +44,8 @@ def lend_fleet(
 
 def production_model(policy: Path, directory: Path) -> Path:
     """The policy with other weights, built once: what users are served."""
-    if not (directory / _WEIGHTS).exists():
+    if not (directory / _CONFIG).exists() or (directory / _CONFIG).read_text() != (policy / _CONFIG).read_text():
+        shutil.rmtree(directory, ignore_errors=True)
         partial = directory.with_suffix(".part")
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(policy, partial)
