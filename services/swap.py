@@ -15,6 +15,8 @@ from rollout.weights import Canary, WeightManifest
 
 _log = structlog.get_logger(__name__)
 
+_COURTESY_S = 0.5
+"""For users' first tokens before generation stands still."""
 NO_GAP = 1e9
 """Stands for a gap that is not a finite number, or not known."""
 
@@ -36,6 +38,10 @@ class Engine(Protocol):
         """Load a directory beside the weights in use, while generation goes on, so that its `reload` takes no time.
         What is not done within the time, or cannot be done so, is done there. Begun in vain where it is no longer
         `wanted`."""
+        ...
+
+    async def first_tokens(self, *, within_s: float) -> None:
+        """Returns when no user waits for a first token, or so many seconds later."""
         ...
 
     async def put_back(self) -> None:
@@ -162,6 +168,8 @@ class WeightSwap:
         """
         if self.broken:
             raise EngineBroken(self.broken)
+        # to stand still while somebody waits for a first token is what users feel most
+        await self._engine.first_tokens(within_s=_COURTESY_S)
         async with self._aside():
             started, self.still_until = time.monotonic(), math.inf
             loading = asyncio.create_task(self._load(directory, version, fallback))

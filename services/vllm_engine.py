@@ -35,7 +35,10 @@ USER_ADAPTER = 1
 
 _CUT_AGAIN_S = 0.005
 _PREPARATION_S = 0.02
-"""By which each step of the engine is longer while weights are prepared."""
+"""By which a step of the engine is longer while weights are prepared."""
+_COURTESY_S = 0.3
+"""For users' first tokens before each of these: where somebody always waits for one, weights come nevertheless."""
+_LOOK_S = 0.005
 
 
 class VllmEngine:
@@ -169,9 +172,16 @@ class VllmEngine:
                 self._prepared = None
                 await self._client.collective_rpc("abandon_prepared")
                 return
+            await self.first_tokens(within_s=_COURTESY_S)
             # the engine takes one call between two steps
             states = await self._client.collective_rpc("go_on_preparing", kwargs={"budget_s": _PREPARATION_S})
             over = all(state for state, _ in states)
+
+    async def first_tokens(self, *, within_s: float) -> None:
+        """Returns when no user waits for a first token, or so many seconds later."""
+        until = time.monotonic() + within_s
+        while any(user.first is None for user in self.users().values()) and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_S)
 
     async def put_back(self) -> None:
         """Have no second model; the first one is in use again, with whatever weights it has."""

@@ -37,6 +37,8 @@ class Engine:
 
     async def put_back(self) -> None: ...
 
+    async def first_tokens(self, *, within_s: float) -> None: ...
+
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
         self.loads += 1
 

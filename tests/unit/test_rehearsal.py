@@ -32,6 +32,8 @@ class IndependentEngine:
 
     async def put_back(self) -> None: ...
 
+    async def first_tokens(self, *, within_s: float) -> None: ...
+
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
         self.model = directory
 

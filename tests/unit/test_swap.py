@@ -25,6 +25,8 @@ class Engine:
 
     async def put_back(self) -> None: ...
 
+    async def first_tokens(self, *, within_s: float) -> None: ...
+
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None: ...
 
     async def set_version(self, version: int) -> None: ...
@@ -168,3 +170,18 @@ async def test_a_canary_longer_than_the_context_is_compared_as_far_as_the_contex
 async def test_an_expectation_of_the_wrong_length_is_no_match_where_nothing_is_cut() -> None:
     assert await WeightSwap(Engine(), watchdog_s=5).gap(Canary(((1, 2, 3),), ((-1.0,),))) == NO_GAP
     assert mean_gap([[-1.0]], [[-1.0, -1.0]]) == NO_GAP
+
+
+async def test_generation_stands_still_when_users_who_wait_have_their_first_tokens() -> None:
+    said: list[str] = []
+
+    class Asked(Engine):
+        async def first_tokens(self, *, within_s: float) -> None:
+            said.append(f"first tokens, still {swap.still_until > 0}")
+
+        async def pause(self) -> None:
+            said.append(f"pause, still {swap.still_until > 0}")
+
+    swap = WeightSwap(Asked(), watchdog_s=5)
+    await swap.load(Path("weights"), version=1)
+    assert said == ["first tokens, still False", "pause, still True"]
