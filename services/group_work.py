@@ -12,6 +12,7 @@ from rollout.queue import Lease
 from rollout.rewards import Reward, RewardInput
 from rollout.salvage import Chunk
 from rollout.types import Group, Partial, RolloutRequest, Sample, Segment, Timings
+from services.kept_prefixes import KeptPrefixes
 from services.sample_run import Generator, SampleRun, Tally
 from services.seats import Seats
 
@@ -40,6 +41,7 @@ class GroupWork:
         seats: Seats,
         rewards: Scorer,
         worth: Callable[[Partial], bool],
+        prefixes: KeptPrefixes,
         tally: Tally,
     ) -> None:
         """`worth` says which parts of samples are worth going on from."""
@@ -52,9 +54,9 @@ class GroupWork:
             SampleRun(
                 engine,
                 seats,
-                lease.request,
+                lease,
                 index,
-                attempt=lease.attempt,
+                prefixes=prefixes,
                 start=sample if (sample := lease.salvaged.get(index)) and worth(sample.part) else None,
                 worth=worth,
                 tally=tally,

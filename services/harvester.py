@@ -21,6 +21,7 @@ from rollout.types import Partial, Purpose, RolloutRequest
 from services.config import HarvestConfig
 from services.group_work import GroupWork, Parted, Scorer
 from services.harvest_fleet import Fleet
+from services.kept_prefixes import KeptPrefixes
 from services.sample_run import EngineGone, Generator, Tally
 from services.seats import Seats
 
@@ -69,8 +70,10 @@ class Harvester:
         rewards: Scorer,
         fleet: Fleet,
         aside: Callable[[], bool] = lambda: False,
+        keeps: bool = False,
     ) -> None:
-        """`aside` says whether rollouts left all seats for new weights, and get them back."""
+        """`aside` says whether rollouts left all seats for new weights, and get them back; `keeps` whether samples keep
+        what was computed of them before those."""
         self._replica = replica
         self._config = config
         self._seats = seats
@@ -78,6 +81,7 @@ class Harvester:
         self._rewards = rewards
         self._fleet = fleet
         self._aside = aside
+        self._prefixes = KeptPrefixes(keep=keeps)
         self._held: dict[tuple[str, str], _Held] = {}
         self._ended = asyncio.Event()
         self._turn = 0
@@ -100,6 +104,7 @@ class Harvester:
 
     def give_up(self, reason: str, version: int) -> None:
         """Abort all work in flight and give its leases back; tokens of `version`, and what follows them, go."""
+        self._prefixes.forget()
         for held in self._held.values():
             held.untrusted.add(version)
             self._part(held, reason)
@@ -179,6 +184,7 @@ class Harvester:
             seats=self._seats,
             rewards=self._rewards,
             worth=partial(self._worth, lease),
+            prefixes=self._prefixes,
             tally=self.tally,
         )
 

@@ -99,6 +99,7 @@ class Replica:
             rewards=self._rewards,
             fleet=self,
             aside=lambda: self.keeper.rollouts_aside,
+            keeps=config.push.rollouts == "keep",
         )
         self.reconciler = Reconciler(
             fleet=config.fleet,

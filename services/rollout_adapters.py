@@ -42,8 +42,17 @@ class AdapterEngine(Protocol):
     @property
     def dead(self) -> bool: ...
 
+    @property
+    def loads(self) -> int: ...
+
     def begin(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None, adapter: Adapter | None = None
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        seed: int | None,
+        since: int | None = None,
+        adapter: Adapter | None = None,
     ) -> Generation: ...
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
@@ -102,6 +111,10 @@ class RolloutAdapters:
         return self._engine.dead
 
     @property
+    def loads(self) -> int:
+        return self._engine.loads
+
+    @property
     def max_scored_tokens(self) -> int:
         """Canaries are compared up to this length."""
         return self._engine.max_scored_tokens
@@ -115,10 +128,12 @@ class RolloutAdapters:
         """Ask the engine what it can serve."""
         self.layers = await self._engine.adapter_layers()
 
-    def begin(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None) -> Generation:
+    def begin(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None, since: int | None = None
+    ) -> Generation:
         """On the current version, to the end of the request; on the model as loaded before there is one."""
         adapter = self._places.current
-        generation = self._engine.begin(prompt_ids, sampling, seed=seed, adapter=adapter)
+        generation = self._engine.begin(prompt_ids, sampling, seed=seed, since=since, adapter=adapter)
         if adapter is None:
             return generation
         adapter.requests += 1

@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from rollout.errors import NightshiftError
+from rollout.queue import Lease
 from rollout.salvage import Chunk, Salvaged, after, joined, tokens
-from rollout.types import Partial, RolloutRequest, Sampling
+from rollout.types import Partial, Sampling
+from services.kept_prefixes import KeptPrefixes
 from services.seats import Seats, Ticket
 
 _LOOK_S = 0.005
@@ -71,7 +73,17 @@ class Generator(Protocol):
         """Whether it has ended for good."""
         ...
 
-    def begin(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None) -> Generation: ...
+    @property
+    def loads(self) -> int:
+        """How often other weights came into it."""
+        ...
+
+    def begin(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None, since: int | None = None
+    ) -> Generation:
+        """What was computed of the prompt by requests begun `since` so many loads is used; None: of as many as there
+        are."""
+        ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Special tokens skipped."""
@@ -102,10 +114,10 @@ class SampleRun:
         self,
         engine: Generator,
         seats: Seats,
-        request: RolloutRequest,
+        lease: Lease,
         index: int,
         *,
-        attempt: int,
+        prefixes: KeptPrefixes,
         start: Salvaged | None,
         worth: Callable[[Partial], bool],
         tally: Tally,
@@ -116,9 +128,11 @@ class SampleRun:
         """
         self._engine = engine
         self._seats = seats
-        self._request = request
+        self._request = lease.request
+        self._group = lease.group_id
         self._index = index
-        self._origins = itertools.count(attempt << _ORIGINS_PER_ATTEMPT)
+        self._prefixes = prefixes
+        self._origins = itertools.count(lease.attempt << _ORIGINS_PER_ATTEMPT)
         self._origin = next(self._origins) if start is None else start.origin
         self._worth = worth
         self._tally = tally
@@ -208,6 +222,7 @@ class SampleRun:
             self._request.prompt_ids + before,
             replace(sampling, max_tokens=sampling.max_tokens - len(before)),
             seed=sample_seed(sampling.seed, self._index, before),
+            since=self._prefixes.since((self._group, self._index, self._origin), self._engine.loads),
         )
         watching = [
             asyncio.create_task(self._tell_start(ticket)),

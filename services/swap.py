@@ -17,6 +17,8 @@ _log = structlog.get_logger(__name__)
 
 _COURTESY_S = 0.5
 """For users' first tokens before generation stands still."""
+_CANARY_COURTESY_S = 0.2
+"""For them before each of the canary's sequences: a step that computes one is longer by as much as a first token is."""
 NO_GAP = 1e9
 """Stands for a gap that is not a finite number, or not known."""
 
@@ -190,9 +192,13 @@ class WeightSwap:
         verified, and no reason to end a replica that serves users.
         """
         gap, self.unscored = await canary_gap(
-            canary, self._engine.score, longest=self.max_scored_tokens, watchdog_s=self._watchdog_s
+            canary, self._score, longest=self.max_scored_tokens, watchdog_s=self._watchdog_s
         )
         return gap
+
+    async def _score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+        await self._engine.first_tokens(within_s=_CANARY_COURTESY_S)
+        return await self._engine.score(token_ids)
 
     def conclude(self, *, verified: bool) -> bool:
         """What was loaded is what rollouts run on."""

@@ -109,9 +109,16 @@ class VllmEngine:
         }
 
     def begin(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None, adapter: Adapter | None = None
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        seed: int | None,
+        since: int | None = None,
+        adapter: Adapter | None = None,
     ) -> "VllmGeneration":
-        """Token ids in, token ids out, with the log-probabilities of the distribution that sampled."""
+        """Token ids in, token ids out, with the log-probabilities of the distribution that sampled. What was computed
+        of the prompt by requests begun `since` so many `loads` is used; None: of as many as there are."""
         params = SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -124,7 +131,7 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        return VllmGeneration(self._client, self._prompt(prompt_ids), params, adapter)
+        return VllmGeneration(self._client, self._prompt(prompt_ids, since), params, adapter)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Special tokens skipped. Once at the end of a sample: token by token it would cost the event loop more than
@@ -250,8 +257,8 @@ class VllmEngine:
         """Label the tokens sampled from now on."""
         await self._client.update_weight_version(str(version))
 
-    def _prompt(self, token_ids: Sequence[int]) -> Any:
-        return tokens_input(list(token_ids), cache_salt=salted(self._loads))
+    def _prompt(self, token_ids: Sequence[int], since: int | None = None) -> Any:
+        return tokens_input(list(token_ids), cache_salt=salted(self._loads if since is None else since))
 
     async def _first_worker(self, method: str, **arguments: Any) -> Any:
         """What rank 0 answers; the others answer None."""

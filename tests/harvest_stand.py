@@ -37,13 +37,18 @@ class Engine:
         self.reused = 0
         """Tokens of a prompt that its prefix cache has."""
         self.seeds: list[int | None] = []
+        self.since: list[int | None] = []
+        self.loads = 0
         self.prompts: list[tuple[int, ...]] = []
 
     def cached_prefix(self, size: int) -> int:
         return size // 4 * 4
 
-    def begin(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None) -> "Generation":
+    def begin(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None, since: int | None = None
+    ) -> "Generation":
         self.seeds.append(seed)
+        self.since.append(since)
         self.prompts.append(tuple(prompt_ids))
         return Generation(self)
 
@@ -181,6 +186,7 @@ class Stand:
         max_failures: int = 2,
         give_back_s: float = 5.0,
         pace: int = 10_000,
+        keeps: bool = False,
     ) -> None:
         self.queue = Queue(QueueLimits(max_failures=max_failures))
         self.engine, self.rewards, self.fleet, self.seats = (
@@ -198,6 +204,7 @@ class Stand:
             rewards=self.rewards,
             fleet=self.fleet,
             aside=lambda: self.aside,
+            keeps=keeps,
         )
 
     @asynccontextmanager

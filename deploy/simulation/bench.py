@@ -17,8 +17,6 @@ from rollout.percentile import percentile
 from services.config import FleetOptions
 from services.slo import SloConfig
 
-_ENGINE = {"long_prefill_token_threshold": 64}
-"""As the bench's fleet has it."""
 _WARM_S = 10.0
 _PARTS = 24
 
@@ -95,6 +93,7 @@ class _Plan(BaseModel):
     push_rollouts: Literal["keep", "recompute"] = "recompute"
     user_prompt: int = 64
     user_tokens: int = 64
+    prefill_chunk: int = 64
 
 
 class _Targets(BaseModel):
@@ -159,7 +158,7 @@ def predict(bench: Bench, cell: Cell, model: EngineModel, *, seconds: float, see
 def scene_of(bench: Bench, cell: Cell, model: EngineModel) -> Scene:
     """The fleet as the bench has it in this arm."""
     harvest, guarded = _arm(cell)
-    engine = _ENGINE | {"max_num_seqs": bench.plan.seats}
+    engine = {"max_num_seqs": bench.plan.seats, "long_prefill_token_threshold": bench.plan.prefill_chunk}
     options: dict[str, Any] = {"engine": engine, "push": {"rollouts": bench.plan.push_rollouts}, "harvest": harvest}
     if guarded:
         options["slo"] = {"ttft_s": bench.slo.ttft_s, "tpot_s": bench.slo.tpot_s}

@@ -42,8 +42,6 @@ class _Sitting:
     rollout: Rollout
     ticket: Ticket
     sequence: Sequence | None = None
-    cached_at: int = -1
-    """Pushes that there had been when its tokens were last in the cache."""
 
     @property
     def ready(self) -> bool:
@@ -237,9 +235,16 @@ class Replica:
     def _fresh(self, held: _Held, sitting: _Sitting) -> int:
         """Tokens of a sample that the prefix cache does not have."""
         prompt, kept = held.task.prompt, sitting.rollout.kept
-        if sitting.cached_at == self._pushes:
+        if self._has(sitting.rollout):
             return min(prompt + kept, _BLOCK)
         return kept + (min(prompt, _BLOCK) if held.cached_at == self._pushes else prompt)
+
+    def _has(self, rollout: Rollout) -> bool:
+        """Whether what was computed of it is in the cache, for it to go on from."""
+        if rollout.cached is None:
+            return False
+        replica, pushes = rollout.cached
+        return replica is self and (pushes == self._pushes or not self._recomputes)
 
     @property
     def _recomputes(self) -> bool:
@@ -296,7 +301,7 @@ class Replica:
     def _leave(self, sitting: _Sitting) -> None:
         if sitting.sequence is not None:
             self.tally.cuts += 1
-            sitting.cached_at = self._pushes
+            sitting.rollout.cached = (self, self._pushes)
             del self._sitting[sitting.sequence]
             self.engine.running.remove(sitting.sequence)
             sitting.sequence = None

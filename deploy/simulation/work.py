@@ -29,6 +29,8 @@ class Rollout:
     kept: int = 0
     version: int | None = None
     """Of its oldest token."""
+    cached: tuple[object, int] | None = None
+    """Replica that it left last, and how many pushes there had been."""
 
 
 @dataclass(slots=True, eq=False)

@@ -63,7 +63,12 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(prefix="ns-bench-") as directory,
         CoserveFleet(
-            Path(directory), model=model, port=arguments.port, seats=plan.seats, push_rollouts=plan.push_rollouts
+            Path(directory),
+            model=model,
+            port=arguments.port,
+            seats=plan.seats,
+            prefill_chunk=plan.prefill_chunk,
+            push_rollouts=plan.push_rollouts,
         ) as fleet,
         Users(replace(fleet.door, prompt_tokens=plan.user_prompt, tokens=plan.user_tokens)) as users,
     ):

@@ -9,13 +9,13 @@ from tests.bench.coserve.users import Door
 from tests.bench.fleet_toml import fleet_toml
 
 # float32: processors without bfloat16 instructions compute it the slower way. Small blocks: what a cut sample has is
-# found in the prefix cache but for the last of them. A step computes no more of a rollout's prompt than of a user's.
+# found in the prefix cache but for the last of them.
 _ENGINE = """\
 [fleet.engine]
 dtype = "float32"
 max_model_len = 512
 max_num_seqs = {seats}
-long_prefill_token_threshold = 64
+long_prefill_token_threshold = {prefill_chunk}
 [fleet.engine.extra]
 block_size = 32
 [fleet.push]
@@ -30,14 +30,22 @@ class BenchFleet:
     """
 
     def __init__(
-        self, directory: Path, *, model: Path, port: int, seats: int, push_rollouts: str = "keep", more: str = ""
+        self,
+        directory: Path,
+        *,
+        model: Path,
+        port: int,
+        seats: int,
+        prefill_chunk: int = 32,
+        push_rollouts: str = "keep",
+        more: str = "",
     ) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / "bench.toml"
         path.write_text(
             fleet_toml(directory, model=model, port=port)
-            + _ENGINE.format(seats=seats, push_rollouts=push_rollouts)
+            + _ENGINE.format(seats=seats, prefill_chunk=prefill_chunk, push_rollouts=push_rollouts)
             + more
         )
         self._local = LocalFleet(load([path]), progress=lambda phase: print(f"starting {phase}", flush=True))

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from rollout.errors import RewardError
 from rollout.salvage import Chunk, assembled
 from rollout.types import FinishReason, GroupState, Partial, Sampling, VersionSpan
@@ -34,6 +36,38 @@ async def test_a_sample_that_gives_its_seat_to_a_user_goes_on_where_it_was() -> 
     assert len(set(stand.engine.seeds)) == 3
     tally = stand.harvester.tally
     assert (tally.generated, tally.cuts, tally.salvaged, tally.prefilled_again, tally.lost) == (19, 1, 5, 7 - 4, 0)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_only_a_sample_that_keeps_what_was_computed_goes_on_from_it_after_new_weights(keeps: bool) -> None:
+    stand = Stand(capacity=1, give_back_s=0.2, keeps=keeps)
+    stand.engine.open.clear()
+    stand.engine.written = 5
+    submission = await stand.queue.submit([request(n=1, sampling=Sampling(max_tokens=40))])
+    async with stand.running():
+        await resumed(stand, loads=1)
+        stand.seats.resize(0, most=0)
+        await stand.queued()  # it had no seat for so long that it was given back
+        await resumed(stand, loads=2)
+        stand.harvester.give_up("the weights failed their check", 7)
+        await resumed(stand, loads=3)
+        stand.engine.open.set()
+        await stand.until(submission.group_ids[0], GroupState.DELIVERED)
+    assert stand.engine.since == ([0, 0, 0, 3] if keeps else [0, 1, 2, 3])
+
+
+async def resumed(stand: Stand, *, loads: int) -> None:
+    """The one sample generates again, after it left the engine and other weights came."""
+    await stand.engine.started.wait()
+    stand.seats.resize(0, most=0)
+    async with asyncio.timeout(5):
+        await stand.engine.idle.wait()
+    stand.engine.started.clear()
+    stand.engine.idle.clear()
+    stand.engine.loads = loads
+    stand.seats.resize(1, most=1)
+    async with asyncio.timeout(5):
+        await stand.engine.started.wait()
 
 
 async def test_tokens_outlive_a_replica_that_is_killed_or_stops() -> None:

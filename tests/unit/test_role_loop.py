@@ -40,9 +40,10 @@ class Engine:
     max_model_len = 64
     vocab_size = 100
     dead = False
+    loads = 0
     holds: Path = PRODUCTION
     damaged: set[Path] = field(default_factory=set)
-    loads: list[Path] = field(default_factory=list)
+    loaded: list[Path] = field(default_factory=list)
     stuck: asyncio.Event | None = None
     """Loads wait for it."""
     step_log: StepLog = field(default_factory=StepLog)
@@ -71,13 +72,15 @@ class Engine:
         if self.stuck is not None:
             await self.stuck.wait()
         self.holds = directory
-        self.loads.append(directory)
+        self.loaded.append(directory)
 
     async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
         value = -9.0 if self.holds in self.damaged else -1.0 if self.holds == POLICY else -2.0
         return (value,) * (len(token_ids) - 1)
 
-    def begin(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None) -> Any:
+    def begin(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None, since: int | None = None
+    ) -> Any:
         raise NotImplementedError
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -200,7 +203,7 @@ class Stand:
 async def ready(tmp: Path, **lending: Any) -> Stand:
     stand = Stand(tmp, **lending)
     await stand.loop.rehearse(IDS)
-    assert stand.engine.loads == [POLICY, PRODUCTION]
+    assert stand.engine.loaded == [POLICY, PRODUCTION]
     return stand
 
 
@@ -246,7 +249,7 @@ async def test_a_replica_waits_for_its_users_and_takes_them_again_when_it_is_not
         assert await stand.step("r") is ReplicaRole.DRAINING
         assert await stand.step("r") is ReplicaRole.DRAINING
         assert await stand.step() is ReplicaRole.SERVING
-    assert stand.engine.loads == [POLICY, PRODUCTION]
+    assert stand.engine.loaded == [POLICY, PRODUCTION]
 
 
 async def test_a_leader_of_a_server_that_lost_its_data_is_followed(tmp_path: Path) -> None:
@@ -315,7 +318,7 @@ async def test_a_production_model_that_does_not_come_back_is_the_end_of_the_repl
     assert await stand.step() is ReplicaRole.RECLAIMING
     with pytest.raises(EngineBroken, match="did not come back"):
         await stand.step("r")
-    assert (stand.role, stand.engine.loads[-RESTORES:]) == (ReplicaRole.BROKEN, [PRODUCTION] * RESTORES)
+    assert (stand.role, stand.engine.loaded[-RESTORES:]) == (ReplicaRole.BROKEN, [PRODUCTION] * RESTORES)
     assert "did not come back" in stand.swap.broken
 
 

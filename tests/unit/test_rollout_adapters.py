@@ -49,7 +49,7 @@ class Request:
 class Engine:
     """Has places like vLLM's, and dies where it would unload an adapter that is in use."""
 
-    max_model_len, max_scored_tokens, vocab_size, dead = 64, 63, 100, False
+    max_model_len, max_scored_tokens, vocab_size, dead, loads = 64, 63, 100, False, 0
 
     def cached_prefix(self, size: int) -> int:
         return size // 4 * 4
@@ -66,7 +66,13 @@ class Engine:
         """Met by whatever is computed with an adapter."""
 
     def begin(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int | None, adapter: Adapter | None = None
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        seed: int | None,
+        since: int | None = None,
+        adapter: Adapter | None = None,
     ) -> Generation:
         assert adapter is None or adapter.number in self.loaded
         self.requests.append(Request(adapter))

@@ -11,7 +11,7 @@ from tests.bench.json_file import write_json
 from .measure import Seen
 
 _SAME = (
-    *("seats", "seed", "users", "user_prompt", "user_tokens", "rounds", "sweep_users"),
+    *("seats", "seed", "users", "user_prompt", "user_tokens", "prefill_chunk", "rounds", "sweep_users"),
     *("day_s", "day_peak", "push_every_s", "push_rollouts"),
 )
 """Of the plan: arms that were measured with others had other users, or other pushes beside them."""

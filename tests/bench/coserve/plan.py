@@ -23,6 +23,9 @@ class Plan:
     user_prompt: int = 32
     user_tokens: int = 32
     """Tokens of each user's prompt and answer."""
+    prefill_chunk: int = 32
+    """Most tokens of a prompt in one step, `fleet.engine.long_prefill_token_threshold`: a user waits for no more of a
+    rollout's than another user has."""
     idle_users: int = 60
     probe_users: int = 60
     """Of each rate that the capacity search tries."""
