@@ -26,6 +26,7 @@ _TAKEN = {
     "scheduling_policy": "",
     "logprobs_mode": "",
     "worker_extension_cls": "",
+    "scheduler_cls": "",
     "enable_lora": "sharing.mode",
     "max_loras": "sharing.rollout_adapters",
     "max_lora_rank": "sharing.max_lora_rank",
@@ -50,6 +51,9 @@ class EngineConfig(Settings):
     long_prefill_token_threshold: int | None = Field(default=None, ge=16)
     """Prompt tokens of one request that a step computes beside other requests; without it all that fit into the step,
     and a user who comes with the long prompt of a rollout waits for it."""
+    first_token_steps: int = Field(default=4, ge=0, le=1024)
+    """Most steps in a row that are without rollouts while users' prompts are computed, on an engine whose full step
+    takes half as long again as that of one sequence; 0 for none."""
     kv_cache_gib: int = Field(default=1, ge=1, le=1024)
     """CPU only: whole GiB of KV cache."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
@@ -71,6 +75,9 @@ class EngineConfig(Settings):
             if (knob := _TAKEN.get(name.replace("-", "_"))) is not None:
                 remedy = f"use {knob}" if knob else "leave it out: Nightshift relies on the value it gives"
                 raise ValueError(f"engine.extra.{name} would override what Nightshift sets; {remedy}")
+        more = extra.get("additional_config", {})
+        if not isinstance(more, dict):
+            raise ValueError(f"engine.extra.additional_config={more!r} is no table")  # noqa: TRY004  pydantic's
         return extra
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from services.config import EngineConfig, SharingConfig
+from services.first_token_turns import STEPS
 
 
 def engine_arguments(config: EngineConfig, sharing: SharingConfig | None = None) -> dict[str, Any]:
@@ -29,6 +30,9 @@ def engine_arguments(config: EngineConfig, sharing: SharingConfig | None = None)
             "max_lora_rank": sharing.max_lora_rank,
             "lora_target_modules": list(sharing.target_modules),
         }
+    if config.first_token_steps:
+        arguments["scheduler_cls"] = "services.users_first.users_first"
+        arguments["additional_config"] = {**arguments.get("additional_config", {}), STEPS: config.first_token_steps}
     if config.max_num_batched_tokens is not None:
         arguments["max_num_batched_tokens"] = config.max_num_batched_tokens
     if config.long_prefill_token_threshold is not None:

@@ -14,6 +14,7 @@ from services.sample_run import Generation
 _PROMPT, _LONG_PROMPT, _RESPONSE = 24, 256, 16
 """Tokens."""
 _REPEATS = 3
+_SLOWED = 1.5
 _SEED = 20_240
 
 
@@ -59,6 +60,15 @@ class IdleSpeed:
         0.08
         """
         return self.token_s * seats / self.capacity
+
+
+def slowed_by_company(idle: IdleSpeed, seats: int) -> bool:
+    """Whether a step with all `seats` busy takes half as long again as that of one sequence.
+
+    >>> [slowed_by_company(IdleSpeed(0.05, 0.02, capacity=capacity), 32) for capacity in (8.0, 30.0)]
+    [True, False]
+    """
+    return idle.full_step_s(seats) > _SLOWED * idle.token_s
 
 
 async def measure(engine: Engine, seats: int, *, adapter: Adapter | None, clock: Callable[[], float]) -> IdleSpeed:

@@ -30,7 +30,7 @@ from services.config import FleetConfig
 from services.fleet import Event
 from services.harvester import Harvester
 from services.health import Health
-from services.idle_speed import measure
+from services.idle_speed import measure, slowed_by_company
 from services.live_settings import reconfigured
 from services.loops import Loops
 from services.purposes import leasable
@@ -314,6 +314,7 @@ class Replica:
         speed = await measure(engine, seats, adapter=engine.user_adapter, clock=time.perf_counter)
         check_attainable(self._config.slo, speed)
         self.keeper.calibrate(speed)
+        engine.rollouts_give_way = slowed_by_company(speed, seats)
         self._load = UserLoad(
             speed,
             window_s=self._config.autoscaling.rate_window_s,

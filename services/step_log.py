@@ -30,11 +30,12 @@ class StepLog:
             self.steps += 1
             self.kv_usage = float(scheduler_stats.kv_cache_usage)
         if iteration_stats is not None and (gaps := iteration_stats.inter_token_latencies_iter):
-            self._gaps.append((self._clock(), sum(gaps) / len(gaps)))
+            # those of sequences that were left out of the step before span it too
+            self._gaps.append((self._clock(), min(gaps)))
 
     def step_s(self, since: float) -> float | None:
-        """Mean time between two tokens of a sequence, of the newest steps that fill half a second and began after
-        `since`, by the clock; None where there are not so many."""
+        """Mean time between two tokens of a sequence that is in every step, of the newest steps that fill half a second
+        and began after `since`, by the clock; None where there are not so many."""
         if not self._gaps or self._gaps[-1][0] < self._clock() - _FRESH_S:
             return None
         total = 0.0

@@ -20,6 +20,7 @@ from rollout.types import FinishReason, Partial, Sampling
 from services.adapters import Adapter
 from services.cache_salt import salted
 from services.engine_output import GenerationError, part, partial
+from services.priorities import CANARY, ROLLOUT, ROLLOUT_BESIDE
 from services.step_log import StepLog
 from services.user_window import RequestTimes
 
@@ -27,9 +28,6 @@ _log = structlog.get_logger(__name__)
 
 _OWN = "nightshift-"
 """How the ids of requests begin that are not users'; OpenAI routes make ids of their own."""
-ROLLOUT_PRIORITY = 10
-"""vLLM serves lower values first; users have 0."""
-CANARY_PRIORITY = -10
 USER_ADAPTER = 1
 """Number of the adapter that users are on; those of rollouts come after it."""
 
@@ -49,6 +47,8 @@ class VllmEngine:
         self._client = client
         self._loads = 0
         self._prepared: Path | None = None
+        self.rollouts_give_way = True
+        """Whether they are left out of steps that compute users' prompts, which those who begin from now on are."""
         self.step_log = StepLog()
         self.user_adapter: Adapter | None = None
         """What users are on; None for the model itself."""
@@ -131,7 +131,8 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        return VllmGeneration(self._client, self._prompt(prompt_ids, since), params, adapter)
+        priority = ROLLOUT if self.rollouts_give_way else ROLLOUT_BESIDE
+        return VllmGeneration(self._client, self._prompt(prompt_ids, since), params, priority, adapter)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Special tokens skipped. Once at the end of a sample: token by token it would cost the event loop more than
@@ -144,7 +145,7 @@ class VllmEngine:
             max_tokens=1, prompt_logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False
         )
         prompt = self._prompt(token_ids)
-        output = await _last(self._client, prompt, params, _own_id(), priority=CANARY_PRIORITY, adapter=adapter)
+        output = await _last(self._client, prompt, params, _own_id(), priority=CANARY, adapter=adapter)
         positions = output.prompt_logprobs or []
         if len(positions) != len(token_ids):
             raise GenerationError(f"asked for {len(token_ids)} prompt logprobs, got {len(positions)}")
@@ -153,7 +154,7 @@ class VllmEngine:
     async def probe(self) -> None:
         """Have it sample one token. Raises GenerationError, or what vLLM raises."""
         params = SamplingParams(max_tokens=1, output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False)
-        output = await _last(self._client, self._prompt((0,)), params, _own_id(), priority=CANARY_PRIORITY)
+        output = await _last(self._client, self._prompt((0,)), params, _own_id(), priority=CANARY)
         if not output.outputs[0].token_ids:
             raise GenerationError("the engine ended a probe without a token")
 
@@ -269,10 +270,13 @@ class VllmEngine:
 class VllmGeneration:
     """One rollout sample in the engine; see `sample_run.Generation`."""
 
-    def __init__(self, client: AsyncLLM, prompt: Any, params: SamplingParams, adapter: Adapter | None = None) -> None:
+    def __init__(
+        self, client: AsyncLLM, prompt: Any, params: SamplingParams, priority: int, adapter: Adapter | None
+    ) -> None:
         self._client = client
         self._prompt = prompt
         self._params = params
+        self._priority = priority
         self._adapter = adapter
         self._id = _own_id()
         self._ended = asyncio.Event()
@@ -287,7 +291,7 @@ class VllmGeneration:
                 self._prompt,
                 self._params,
                 self._id,
-                priority=ROLLOUT_PRIORITY,
+                priority=self._priority,
                 adapter=self._adapter,
             )
         finally:

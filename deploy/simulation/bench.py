@@ -94,6 +94,7 @@ class _Plan(BaseModel):
     user_prompt: int = 64
     user_tokens: int = 64
     prefill_chunk: int = 64
+    first_token_steps: int = 0
 
 
 class _Targets(BaseModel):
@@ -158,7 +159,11 @@ def predict(bench: Bench, cell: Cell, model: EngineModel, *, seconds: float, see
 def scene_of(bench: Bench, cell: Cell, model: EngineModel) -> Scene:
     """The fleet as the bench has it in this arm."""
     harvest, guarded = _arm(cell)
-    engine = {"max_num_seqs": bench.plan.seats, "long_prefill_token_threshold": bench.plan.prefill_chunk}
+    engine = {
+        "max_num_seqs": bench.plan.seats,
+        "long_prefill_token_threshold": bench.plan.prefill_chunk,
+        "first_token_steps": bench.plan.first_token_steps,
+    }
     options: dict[str, Any] = {"engine": engine, "push": {"rollouts": bench.plan.push_rollouts}, "harvest": harvest}
     if guarded:
         options["slo"] = {"ttft_s": bench.slo.ttft_s, "tpot_s": bench.slo.tpot_s}

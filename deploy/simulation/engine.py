@@ -2,10 +2,11 @@
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from deploy.simulation.engine_model import EngineModel
+from services.first_token_turns import FirstTokenTurns
 
 
 @dataclass(slots=True, eq=False)
@@ -28,17 +29,23 @@ class _Step:
     began_at: float
     prefill: dict[Sequence, int]
     """Tokens of prompts that it computes."""
+    alone: bool
+    """Without rollouts."""
 
 
 class Engine:
     """Runs steps as long as there is work; the caller says when each ends."""
 
-    def __init__(self, model: EngineModel, *, most_tokens: int, most_of_one: int = 0, seed: int) -> None:
+    def __init__(
+        self, model: EngineModel, *, most_tokens: int, most_of_one: int = 0, first_token_steps: int = 0, seed: int
+    ) -> None:
         """`most_tokens` of one step; `most_of_one` prompt tokens of a sequence in it, 0 for no bound, as vLLM's
-        `long_prefill_token_threshold`."""
+        `long_prefill_token_threshold`; `first_token_steps` in a row without rollouts while users' prompts are
+        computed."""
         self._model = model
         self._most_tokens = most_tokens
         self._most_of_one = most_of_one
+        self._turns = FirstTokenTurns(most=first_token_steps)
         self._source = random.Random(seed)
         self._slowness, self._drifts_at = 1.0, 0.0
         self._step: _Step | None = None
@@ -54,10 +61,12 @@ class Engine:
         """Start a step with what is running; nothing without work."""
         if not self.running:
             return
-        prefill = self._prefill()
-        decoding = sum(1 for sequence in self.running if not sequence.fresh)
+        alone = self._turns.next(awaited=any(sequence.user and sequence.fresh for sequence in self.running))
+        working = [sequence for sequence in self.running if sequence.user or not alone]
+        prefill = self._prefill(working)
+        decoding = sum(1 for sequence in working if not sequence.fresh)
         seconds = self._model.step_s(decoding, sum(prefill.values())) * self._slow(now)
-        self._step = _Step(now + seconds, now, prefill)
+        self._step = _Step(now + seconds, now, prefill, alone)
 
     def end(self) -> Iterator[tuple[Sequence, float]]:
         """End the step: every sequence that got a token, and the step's seconds. Those removed meanwhile get none."""
@@ -66,6 +75,8 @@ class Engine:
             return
         seconds = step.ends_at - step.began_at
         for sequence in list(self.running):
+            if step.alone and not sequence.user:
+                continue
             if sequence.fresh:
                 sequence.fresh -= min(sequence.fresh, step.prefill.get(sequence, 0))
                 if sequence.fresh:
@@ -76,12 +87,12 @@ class Engine:
             self.generated += 1
             yield sequence, seconds
 
-    def _prefill(self) -> dict[Sequence, int]:
+    def _prefill(self, working: Iterable[Sequence]) -> dict[Sequence, int]:
         """Users' prompts first, within the tokens of one step."""
-        budget = self._most_tokens - sum(1 for sequence in self.running if not sequence.fresh)
+        budget = self._most_tokens - sum(1 for sequence in working if not sequence.fresh)
         longest = self._most_of_one if self._most_of_one and len(self.running) > 1 else budget
         parts: dict[Sequence, int] = {}
-        for sequence in sorted((s for s in self.running if s.fresh), key=lambda s: not s.user):
+        for sequence in sorted((s for s in working if s.fresh), key=lambda s: not s.user):
             parts[sequence] = min(sequence.fresh, longest, max(0, budget))
             budget -= parts[sequence]
         return parts

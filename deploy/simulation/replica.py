@@ -13,12 +13,13 @@ from deploy.simulation.engine_model import EngineModel
 from deploy.simulation.felt import Felt, Unanswered
 from deploy.simulation.work import Rollout, Task, Work
 from services.config import FleetOptions
+from services.idle_speed import slowed_by_company
 from services.seat_keeper import SeatKeeper
 from services.seats import Ticket
 from services.step_log import StepLog
 from services.user_window import RequestTimes
 
-_BLOCK = 16
+BLOCK = 16
 """Tokens of a prompt's last block: the prefix cache keeps whole ones, so that the last is computed again."""
 
 
@@ -102,13 +103,15 @@ class Replica:
         self._work = work
         self._clock = clock
         self._answered = answered
+        self._total = options.engine.max_num_seqs
+        idle = model.idle_speed(self._total)
         self.engine = Engine(
             model,
             most_tokens=options.engine.max_num_batched_tokens or model.batched_tokens,
             most_of_one=options.engine.long_prefill_token_threshold or 0,
+            first_token_steps=options.engine.first_token_steps if slowed_by_company(idle, self._total) else 0,
             seed=seed,
         )
-        self._total = options.engine.max_num_seqs
         self._eyes = _Eyes(StepLog(clock))
         self._still_until = 0.0
         self._pushes, self._wants_push = 0, False
@@ -128,7 +131,7 @@ class Replica:
             still_until=lambda: self._still_until,
             clock=clock,
         )
-        self.keeper.calibrate(model.idle_speed(self._total))
+        self.keeper.calibrate(idle)
 
     @property
     def users(self) -> int:
@@ -236,8 +239,8 @@ class Replica:
         """Tokens of a sample that the prefix cache does not have."""
         prompt, kept = held.task.prompt, sitting.rollout.kept
         if self._has(sitting.rollout):
-            return min(prompt + kept, _BLOCK)
-        return kept + (min(prompt, _BLOCK) if held.cached_at == self._pushes else prompt)
+            return min(prompt + kept, BLOCK)
+        return kept + (min(prompt, BLOCK) if held.cached_at == self._pushes else prompt)
 
     def _has(self, rollout: Rollout) -> bool:
         """Whether what was computed of it is in the cache, for it to go on from."""
@@ -268,7 +271,7 @@ class Replica:
 
     def _ticket(self, rollout: Rollout, again: Ticket | None = None) -> Ticket:
         prompt = rollout.group.prompt
-        shared = max(0, prompt - _BLOCK)
+        shared = max(0, prompt - BLOCK)
         return self.keeper.seats.ask(
             prefill=prompt + rollout.kept, again=again, family=id(rollout.group), shared=shared
         )

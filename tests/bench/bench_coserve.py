@@ -68,6 +68,7 @@ def main() -> None:
             port=arguments.port,
             seats=plan.seats,
             prefill_chunk=plan.prefill_chunk,
+            first_token_steps=plan.first_token_steps,
             push_rollouts=plan.push_rollouts,
         ) as fleet,
         Users(replace(fleet.door, prompt_tokens=plan.user_prompt, tokens=plan.user_tokens)) as users,

@@ -16,6 +16,7 @@ dtype = "float32"
 max_model_len = 512
 max_num_seqs = {seats}
 long_prefill_token_threshold = {prefill_chunk}
+first_token_steps = {first_token_steps}
 [fleet.engine.extra]
 block_size = 32
 [fleet.push]
@@ -37,6 +38,7 @@ class BenchFleet:
         port: int,
         seats: int,
         prefill_chunk: int = 32,
+        first_token_steps: int = 4,
         push_rollouts: str = "keep",
         more: str = "",
     ) -> None:
@@ -45,7 +47,12 @@ class BenchFleet:
         path = directory / "bench.toml"
         path.write_text(
             fleet_toml(directory, model=model, port=port)
-            + _ENGINE.format(seats=seats, prefill_chunk=prefill_chunk, push_rollouts=push_rollouts)
+            + _ENGINE.format(
+                seats=seats,
+                prefill_chunk=prefill_chunk,
+                first_token_steps=first_token_steps,
+                push_rollouts=push_rollouts,
+            )
             + more
         )
         self._local = LocalFleet(load([path]), progress=lambda phase: print(f"starting {phase}", flush=True))

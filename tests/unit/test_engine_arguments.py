@@ -5,13 +5,22 @@ from pydantic import ValidationError
 
 from services.config import EngineConfig, SharingConfig
 from services.engine_arguments import engine_arguments
+from services.first_token_turns import STEPS
 
-CHANGEABLE = {"enable_prefix_caching", "seed"}
+CHANGEABLE = {"enable_prefix_caching", "seed", "additional_config"}
 
 
 def test_further_arguments_reach_vllm() -> None:
     arguments = engine_arguments(EngineConfig(extra={"block_size": 32, "enable_prefix_caching": False}))
     assert (arguments["block_size"], arguments["enable_prefix_caching"]) == (32, False)
+
+
+def test_what_the_operator_tells_vllms_plugins_goes_with_what_the_scheduler_is_told() -> None:
+    given = engine_arguments(EngineConfig(first_token_steps=3, extra={"additional_config": {"mine": 1}}))
+    assert given["additional_config"] == {"mine": 1, STEPS: 3}
+    assert "scheduler_cls" not in engine_arguments(EngineConfig(first_token_steps=0))
+    with pytest.raises(ValidationError, match=r"additional_config='mine' is no table"):
+        EngineConfig(extra={"additional_config": "mine"})
 
 
 @pytest.mark.parametrize(
@@ -25,6 +34,7 @@ def test_further_arguments_reach_vllm() -> None:
         ("logprobs_mode", "raw_logprobs", "leave it out"),
         ("scheduling_policy", "fcfs", "leave it out"),
         ("worker_extension_cls", "mine.Extension", "leave it out"),
+        ("scheduler_cls", "mine.Scheduler", "leave it out"),
         ("enable_lora", True, "sharing.mode"),
         ("max_cpu_loras", 1, "leave it out"),
     ],

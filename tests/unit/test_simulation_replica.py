@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deploy.simulation.engine_model import EngineModel
 from deploy.simulation.felt import Felt
 from deploy.simulation.live import Story, constant, play
-from deploy.simulation.replica import Replica
+from deploy.simulation.replica import BLOCK, Replica
 from deploy.simulation.scene import Scene
 from deploy.simulation.work import Training, Work
 from rollout.errors import ConfigError
@@ -145,6 +145,13 @@ def test_rollouts_that_keep_what_is_computed_go_on_after_a_push() -> None:
             bench.step()
         assert set(bench.replica.engine.running) <= running
         assert (bench.replica.tally.cuts, bench.replica.tally.prefilled_again) == (0, 0)
+        bench.replica.arrive(bench.now, 10, 1)
+        bench.step()
+        bench.replica.push()
+        while not bench.replica.tally.prefilled_again:
+            bench.step()
+        assert bench.replica.tally.cuts == 1
+        assert bench.replica.tally.prefilled_again <= BLOCK
 
     asyncio.run(inside())
 

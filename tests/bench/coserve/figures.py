@@ -11,8 +11,8 @@ from tests.bench.json_file import write_json
 from .measure import Seen
 
 _SAME = (
-    *("seats", "seed", "users", "user_prompt", "user_tokens", "prefill_chunk", "rounds", "sweep_users"),
-    *("day_s", "day_peak", "push_every_s", "push_rollouts"),
+    *("seats", "seed", "users", "user_prompt", "user_tokens", "rounds", "sweep_users"),
+    *("prefill_chunk", "first_token_steps", "day_s", "day_peak", "push_every_s", "push_rollouts"),
 )
 """Of the plan: arms that were measured with others had other users, or other pushes beside them."""
 _KEPT = ("idle", "slo", "capacity", "copy_s", "push_bytes", "cells", "comparison")

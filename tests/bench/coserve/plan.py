@@ -26,6 +26,8 @@ class Plan:
     prefill_chunk: int = 32
     """Most tokens of a prompt in one step, `fleet.engine.long_prefill_token_threshold`: a user waits for no more of a
     rollout's than another user has."""
+    first_token_steps: int = 4
+    """Most steps in a row without rollouts while users' prompts are computed."""
     idle_users: int = 60
     probe_users: int = 60
     """Of each rate that the capacity search tries."""

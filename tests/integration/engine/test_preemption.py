@@ -158,8 +158,7 @@ async def test_a_sample_cut_before_a_push_goes_on_with_the_new_weights_and_says_
 
 
 async def test_samples_that_keep_what_is_computed_run_through_a_push_and_label_each_token(rig: Rig) -> None:
-    config = rig.config("kept")
-    config = config.model_copy(update={"push": config.push.model_copy(update={"rollouts": "keep"})})
+    config = rig.config("kept", rollouts="keep")
     async with rig.trainer(config) as (trainer, queue), rig.replica(config) as replica:
         submission = await queue.submit([request(n=2, sampling=LONG)])
         await seated(replica, 2)
@@ -172,6 +171,27 @@ async def test_samples_that_keep_what_is_computed_run_through_a_push_and_label_e
         spans = sample.segments[0].version_spans
         assert [span.version for span in spans] == [0, 1]
         assert spans[0].stop == spans[1].start
+
+
+@pytest.mark.parametrize("rollouts", ["keep", "recompute"])
+async def test_a_sample_cut_before_a_push_finds_what_was_computed_of_it_where_it_may_keep_that(
+    rig: Rig, rollouts: str
+) -> None:
+    config = rig.config(f"found-{rollouts}", user_reserve=0, rollouts=rollouts)
+    prompt = tuple(range(30, 180))
+    async with rig.trainer(config) as (trainer, queue), rig.replica(config) as replica:
+        submission = await queue.submit([request(n=1, prompt_ids=prompt, sampling=LONG)])
+        await seated(replica, 1)
+        with replica.users.hold(SEATS):
+            await trainer.push(await trainer.publish(), replicas=1)
+            await trainer.beat_where(lambda b: b.version == 1)
+        (group,) = await finished(queue, submission.group_ids)
+        beat = replica.heartbeat()
+    assert [span.version for span in group.samples_G[0].segments[0].version_spans] == [0, 1]
+    whole = len(prompt) + beat.rollout_salvaged
+    reused = rig.engine.cached_prefix(whole) if rollouts == "keep" else 0
+    assert beat.rollout_prefilled_again == whole - reused
+    assert rig.engine.cached_prefix(whole) > len(prompt) / 2
 
 
 async def test_what_there_is_so_far_is_the_beginning_of_what_comes_in_the_end(rig: Rig) -> None:

@@ -1,0 +1,66 @@
+"""vLLM's scheduler, which leaves rollouts out of the steps that compute users' prompts; for the engine's process.
+
+Without that a user who finds an engine full of rollouts shares the step of the first token with all of them.
+"""
+
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+from services.first_token_turns import STEPS, FirstTokenTurns
+from services.priorities import ROLLOUT, USER
+
+
+class _UsersFirst(Scheduler):  # type: ignore[misc]
+    """Rollouts keep their seats and what is computed of them, and get no token in such a step."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._turns = FirstTokenTurns(most=int(self.vllm_config.additional_config[STEPS]))
+        self._alone = False
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        awaited = self._awaited()
+        self._alone = self._turns.next(awaited=bool(awaited))
+        if self._alone:
+            for request in filter(_gives_way, self.running):
+                # counted up before it is compared
+                request.next_decode_eligible_step = self.current_step + 2
+        output = super().schedule(*args, **kwargs)
+        if self._alone and not awaited & output.num_scheduled_tokens.keys():
+            self._turns.in_vain()
+        return output
+
+    def _awaited(self) -> set[str]:
+        """Users' requests without all of their prompt computed: those in the engine, and the next one if it finds a
+        seat."""
+        awaited = {r.request_id for r in self.running if _is_user(r) and r.num_computed_tokens < r.num_prompt_tokens}
+        if self.waiting and len(self.running) < self.max_num_active_reqs:
+            following = self.waiting.peek_request()
+            awaited |= {following.request_id} if _is_user(following) else set()
+        return awaited
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        return not (self._alone and _gives_way(request)) and super()._handle_blocked_waiting_request(request)
+
+
+class _AsyncUsersFirst(_UsersFirst, AsyncScheduler):  # type: ignore[misc]
+    pass
+
+
+def users_first(*, vllm_config: VllmConfig, **arguments: Any) -> Scheduler:
+    """What vLLM calls for its scheduler, of the kind that it would take itself."""
+    kind = _AsyncUsersFirst if vllm_config.scheduler_config.async_scheduling else _UsersFirst
+    return kind(vllm_config=vllm_config, **arguments)
+
+
+def _gives_way(request: Request) -> bool:
+    return bool(request.priority == ROLLOUT)
+
+
+def _is_user(request: Request) -> bool:
+    return bool(request.priority == USER)

@@ -1,0 +1,101 @@
+"""A user who finds an engine full of rollouts shares no step with them until the first token is there."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+from vllm.inputs import tokens_input
+
+from rollout.types import Partial, Sampling
+from services.rehearsal import independent_logprobs
+from services.step_log import StepLog
+from tests.engine_rig import SEATS, Rig
+
+pytestmark = pytest.mark.timeout(600)
+PROMPT = (72, 73, 74)
+
+
+class Steps(StepLog):
+    """Tokens of prompts and of answers, step by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, int]] = []
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, **_: object) -> None:
+        if iteration_stats is not None:
+            self.seen.append((iteration_stats.num_prompt_tokens, iteration_stats.num_generation_tokens))
+
+
+@contextmanager
+def watched(rig: Rig) -> Iterator[Steps]:
+    loggers, steps = rig.client.logger_manager.stat_loggers, Steps()
+    loggers.append(steps)
+    try:
+        yield steps
+    finally:
+        loggers.remove(steps)
+
+
+async def user(rig: Rig, number: int, *, tokens: int = 1) -> None:
+    prompt = tokens_input([1 + number // 100, number % 100, *range(40, 100)])
+    async for _ in rig.client.generate(prompt, SamplingParams(max_tokens=tokens), f"user-{number}"):
+        pass
+
+
+async def rollouts(rig: Rig, count: int, tokens: int) -> list[asyncio.Task[Partial | None]]:
+    """Each with a few tokens."""
+    await rig.engine.set_version(0)
+    generations = [rig.engine.begin((*PROMPT, i), Sampling(max_tokens=tokens), seed=i) for i in range(count)]
+    running = [asyncio.create_task(generation.ended()) for generation in generations]
+    while min(generation.size for generation in generations) < 5:  # noqa: ASYNC110  the engine tells nobody
+        await asyncio.sleep(0.005)
+    return running
+
+
+async def test_the_step_that_computes_a_users_prompt_is_without_rollouts_which_lose_nothing_by_it(rig: Rig) -> None:
+    running = await rollouts(rig, SEATS - 1, 120)
+    with watched(rig) as steps:
+        for number in range(5):
+            await user(rig, number)
+    parts = [await task for task in running]
+    assert [answers for prompts, answers in steps.seen if prompts] == [1] * 5
+    assert [answers for prompts, answers in steps.seen if not prompts and answers >= SEATS - 1]
+    for i, part in enumerate(parts):
+        assert part is not None
+        assert len(part.token_ids) == 120 or part.finished
+        expected = independent_logprobs(rig.model, ((*PROMPT, i, *part.token_ids),))[0][len(PROMPT) :]
+        assert part.logprobs == pytest.approx(expected, abs=1e-3)
+
+
+async def test_rollouts_go_on_where_somebody_always_waits_for_a_first_token(rig: Rig) -> None:
+    running = await rollouts(rig, 3, 40)
+    number, over = 100, asyncio.gather(*running)
+    while not over.done():
+        await asyncio.wait({asyncio.create_task(user(rig, number + i)) for i in range(4)})
+        number += 4
+    assert all(part is not None and part.finished for part in await over)
+    assert number < 100 + 40 * 4 * 8
+
+
+async def test_users_who_find_no_seat_do_not_keep_rollouts_from_ending(rig: Rig) -> None:
+    """Nobody is asked for a seat here, as with `harvest.preempt` off."""
+    running = await rollouts(rig, SEATS, 60)
+    async with asyncio.timeout(120):
+        await user(rig, 999, tokens=4)
+        assert all(part is not None for part in await asyncio.gather(*running))
+
+
+async def test_rollouts_that_cost_users_nothing_are_in_every_step(rig: Rig) -> None:
+    rig.engine.rollouts_give_way = False
+    try:
+        running = await rollouts(rig, 4, 60)
+        with watched(rig) as steps:
+            await user(rig, 2000)
+    finally:
+        rig.engine.rollouts_give_way = True
+    await asyncio.gather(*running)
+    assert [answers for prompts, answers in steps.seen if prompts] == [5]
