@@ -53,6 +53,8 @@ class _Held:
     """Versions of which no token is salvaged."""
     waited_s: float = 0.0
     """In which it was seen to have no seat because users need them."""
+    returning: bool = False
+    """It is being handed in or given back: the queue may know nothing of the lease any more, and nothing is lost."""
     quiet_until: float = 0.0
     """No salvage before, monotonic: the queue refused the last one."""
 
@@ -227,6 +229,7 @@ class Harvester:
         await self._fleet.settled()
         if held.given_up:  # what awaited above may have ended at the very moment
             raise Parted
+        held.returning = True
         await held.queue.complete(held.lease, group)
 
     def _impossible(self, request: RolloutRequest) -> str | None:
@@ -276,6 +279,7 @@ class Harvester:
         """With what there is of its samples."""
         with suppress(LeaseLost):
             await self._salvage(held, held.work.due(1))
+        held.returning = True
         with suppress(LeaseLost, StoreUnavailable):
             await held.queue.release(held.lease, reason=held.given_up or _STOPPED)
         self.tally.lost += held.work.unsaved
@@ -322,7 +326,7 @@ class Harvester:
         for held in [h for k, h in asked.items() if self._held.get(k) is h]:
             if lease := kept.get(held.lease.group_id):
                 held.lease = replace(held.lease, deadline_ms=lease.deadline_ms)
-            else:
+            elif not held.returning:
                 _log.info("lease_gone", group=held.lease.group_id, attempt=held.lease.attempt)
                 self._lose(held)
 

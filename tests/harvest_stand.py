@@ -11,7 +11,17 @@ from rollout.memory_queue import MemoryQueue
 from rollout.queue import Lease, QueueLimits, RolloutQueue
 from rollout.rewards import Reward, RewardInput
 from rollout.salvage import Chunk
-from rollout.types import FinishReason, GroupState, Partial, Purpose, RewardSpec, RolloutRequest, Sampling, VersionSpan
+from rollout.types import (
+    FinishReason,
+    Group,
+    GroupState,
+    Partial,
+    Purpose,
+    RewardSpec,
+    RolloutRequest,
+    Sampling,
+    VersionSpan,
+)
 from services.config import HarvestConfig
 from services.harvester import Harvester
 from services.seats import Seats
@@ -123,13 +133,16 @@ class Rewards:
 
 
 class Queue(MemoryQueue):
-    """Answers to a lease wait until `answer` is set; a renewal can break."""
+    """Answers to a lease wait until `answer` is set, those to a group that is handed in until `taken_in` is; a renewal
+    can break."""
 
     def __init__(self, limits: QueueLimits) -> None:
         super().__init__("run", limits, lambda: time.time_ns() // 1_000_000 + self.ahead_ms)
         self.ahead_ms = 0
         self.taken, self.answer = asyncio.Event(), asyncio.Event()
         self.answer.set()
+        self.renewed, self.taken_in = asyncio.Event(), asyncio.Event()
+        self.taken_in.set()
         self.renew_error: Exception | None = None
         self.max_age: int | None = None
         self.full, self.refused = False, 0
@@ -152,7 +165,12 @@ class Queue(MemoryQueue):
     async def renew(self, consumer: str, leases: Sequence[Lease], *, lease_s: float) -> list[Lease]:
         if self.renew_error:
             raise self.renew_error
+        self.renewed.set()
         return await super().renew(consumer, leases, lease_s=lease_s)
+
+    async def complete(self, lease: Lease, group: Group) -> None:
+        await super().complete(lease, group)
+        await self.taken_in.wait()
 
 
 class Fleet:

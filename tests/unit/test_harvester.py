@@ -171,6 +171,20 @@ async def test_work_whose_lease_is_lost_is_aborted_and_hands_nothing_in() -> Non
     assert (stand.harvester.tally.generated, stand.harvester.tally.lost) == (6, 6)
 
 
+async def test_a_group_whose_receipt_is_late_is_not_counted_as_lost() -> None:
+    stand = Stand(lease_s=1.2)
+    stand.queue.taken_in.clear()
+    submission = await stand.queue.submit([request(n=2)])
+    async with stand.running():
+        await stand.until(submission.group_ids[0], GroupState.DELIVERED)
+        stand.queue.renewed.clear()
+        async with asyncio.timeout(5):
+            await stand.queue.renewed.wait()
+        await asyncio.sleep(0.01)
+        stand.queue.taken_in.set()
+    assert (stand.harvester.tally.generated, stand.harvester.tally.lost) == (4, 0)
+
+
 async def test_a_replica_that_takes_over_its_own_expired_lease_works_on_the_new_one_alone() -> None:
     stand = Stand(lease_s=30.0)
     stand.engine.open.clear()
