@@ -15,6 +15,8 @@ def engine_arguments(config: EngineConfig, sharing: SharingConfig | None = None)
         "scheduling_policy": "priority",
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "services.worker_extension.WorkerExtension",
+        "scheduler_cls": "services.users_first.users_first",
+        "additional_config": {**config.extra.get("additional_config", {}), STEPS: config.first_token_steps},
         "disable_log_stats": False,
         "dtype": config.dtype,
         "max_model_len": config.max_model_len,
@@ -30,9 +32,6 @@ def engine_arguments(config: EngineConfig, sharing: SharingConfig | None = None)
             "max_lora_rank": sharing.max_lora_rank,
             "lora_target_modules": list(sharing.target_modules),
         }
-    if config.first_token_steps:
-        arguments["scheduler_cls"] = "services.users_first.users_first"
-        arguments["additional_config"] = {**arguments.get("additional_config", {}), STEPS: config.first_token_steps}
     if config.max_num_batched_tokens is not None:
         arguments["max_num_batched_tokens"] = config.max_num_batched_tokens
     if config.long_prefill_token_threshold is not None:

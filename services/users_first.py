@@ -12,6 +12,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from services.first_token_turns import STEPS, FirstTokenTurns
+from services.patient_reads import read_patiently
 from services.priorities import ROLLOUT, USER
 
 
@@ -53,7 +54,8 @@ class _AsyncUsersFirst(_UsersFirst, AsyncScheduler):  # type: ignore[misc]
 
 
 def users_first(*, vllm_config: VllmConfig, **arguments: Any) -> Scheduler:
-    """What vLLM calls for its scheduler, of the kind that it would take itself."""
+    """What vLLM calls for its scheduler, of the kind that it would take itself; the way into the engine's process."""
+    read_patiently()
     kind = _AsyncUsersFirst if vllm_config.scheduler_config.async_scheduling else _UsersFirst
     return kind(vllm_config=vllm_config, **arguments)
 

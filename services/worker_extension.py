@@ -11,9 +11,11 @@ from vllm.platforms import current_platform
 
 from rollout.push_group import Seat
 from services.background_receive import BackgroundReceive
+from services.patient_reads import read_patiently
 from services.transports import nccl, nccl_refusal
 from services.weights_ahead import WeightsAhead
 
+read_patiently()
 _push = BackgroundReceive()
 _ahead = WeightsAhead()
 

@@ -18,7 +18,6 @@ def test_further_arguments_reach_vllm() -> None:
 def test_what_the_operator_tells_vllms_plugins_goes_with_what_the_scheduler_is_told() -> None:
     given = engine_arguments(EngineConfig(first_token_steps=3, extra={"additional_config": {"mine": 1}}))
     assert given["additional_config"] == {"mine": 1, STEPS: 3}
-    assert "scheduler_cls" not in engine_arguments(EngineConfig(first_token_steps=0))
     with pytest.raises(ValidationError, match=r"additional_config='mine' is no table"):
         EngineConfig(extra={"additional_config": "mine"})
 
