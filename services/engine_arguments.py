@@ -8,6 +8,7 @@ from services.first_token_turns import STEPS
 
 def engine_arguments(config: EngineConfig, sharing: SharingConfig | None = None) -> dict[str, Any]:
     """By vLLM's own names; `extra` may change the first two and add what is not here, see `EngineConfig`."""
+    plugins: Any = config.extra.get("additional_config", {})
     arguments: dict[str, Any] = {
         "enable_prefix_caching": True,
         "seed": 0,
@@ -16,7 +17,7 @@ def engine_arguments(config: EngineConfig, sharing: SharingConfig | None = None)
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "services.worker_extension.WorkerExtension",
         "scheduler_cls": "services.users_first.users_first",
-        "additional_config": {**config.extra.get("additional_config", {}), STEPS: config.first_token_steps},
+        "additional_config": {**plugins, STEPS: config.first_token_steps},
         "disable_log_stats": False,
         "dtype": config.dtype,
         "max_model_len": config.max_model_len,
