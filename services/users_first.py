@@ -37,12 +37,12 @@ class _UsersFirst(Scheduler):  # type: ignore[misc]
         return output
 
     def _awaited(self) -> set[str]:
-        """Users' requests without all of their prompt computed: those in the engine, and the next one if it finds a
-        seat."""
-        awaited = {r.request_id for r in self.running if _is_user(r) and r.num_computed_tokens < r.num_prompt_tokens}
+        """Requests that come first and have not all of their prompt computed: those in the engine, and the next one if
+        it finds a seat."""
+        awaited = {request.request_id for request in self.running if _comes_first(request) and _in_prompt(request)}
         if self.waiting and len(self.running) < self.max_num_active_reqs:
             following = self.waiting.peek_request()
-            awaited |= {following.request_id} if _is_user(following) else set()
+            awaited |= {following.request_id} if _comes_first(following) else set()
         return awaited
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
@@ -64,5 +64,10 @@ def _gives_way(request: Request) -> bool:
     return bool(request.priority == ROLLOUT)
 
 
-def _is_user(request: Request) -> bool:
-    return bool(request.priority == USER)
+def _comes_first(request: Request) -> bool:
+    """A user's, or a canary, which users would otherwise wait for together with rollouts."""
+    return bool(request.priority <= USER)
+
+
+def _in_prompt(request: Request) -> bool:
+    return bool(request.num_computed_tokens < request.num_prompt_tokens)
