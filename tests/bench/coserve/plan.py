@@ -16,7 +16,7 @@ class Plan:
     """Of the engine."""
     users: int = 300
     """Of an arm at a load."""
-    rounds: int = 3
+    rounds: int = 6
     """In which the arms of a load take turns, so that a machine whose speed drifts is as slow for all of them."""
     sweep_users: int = 120
     """Of each constant at a load: the first so many of the same users."""
