@@ -46,9 +46,10 @@ async def user(rig: Rig, number: int, *, tokens: int = 1) -> None:
         pass
 
 
-async def rollouts(rig: Rig, count: int, tokens: int) -> list[asyncio.Task[Partial | None]]:
+async def rollouts(rig: Rig, count: int, tokens: int, *, give_way: bool = True) -> list[asyncio.Task[Partial | None]]:
     """Each with a few tokens."""
     await rig.engine.set_version(0)
+    rig.engine.rollouts_give_way = give_way  # whatever a replica has measured on this engine
     generations = [rig.engine.begin((*PROMPT, i), Sampling(max_tokens=tokens), seed=i) for i in range(count)]
     running = [asyncio.create_task(generation.ended()) for generation in generations]
     while min(generation.size for generation in generations) < 5:  # noqa: ASYNC110  the engine tells nobody
@@ -90,12 +91,8 @@ async def test_users_who_find_no_seat_do_not_keep_rollouts_from_ending(rig: Rig)
 
 
 async def test_rollouts_that_cost_users_nothing_are_in_every_step(rig: Rig) -> None:
-    rig.engine.rollouts_give_way = False
-    try:
-        running = await rollouts(rig, 4, 60)
-        with watched(rig) as steps:
-            await user(rig, 2000)
-    finally:
-        rig.engine.rollouts_give_way = True
+    running = await rollouts(rig, 4, 60, give_way=False)
+    with watched(rig) as steps:
+        await user(rig, 2000)
     await asyncio.gather(*running)
     assert [answers for prompts, answers in steps.seen if prompts] == [5]
