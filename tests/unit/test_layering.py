@@ -17,7 +17,10 @@ ALLOWED = {
 }
 IMPORTERS = {
     "redis": {"rollout/redis_store.py"},
-    "vllm": {"services/vllm_engine.py", "services/weights_ahead.py", "services/worker_extension.py"},
+    "vllm": {
+        "services/vllm_engine.py",
+        *(f"services/{name}.py" for name in ("patient_reads", "users_first", "weights_ahead", "worker_extension")),
+    },
     "deepspeed": {"trainer/zero.py"},
 }
 
