@@ -1,4 +1,4 @@
-"""The vLLM engine behind the few verbs that Nightshift needs; besides it only what runs in its processes imports vllm."""
+"""The vLLM engine behind the few verbs that Nightshift needs; besides it only what runs in its processes has vllm."""
 
 import asyncio
 import time
