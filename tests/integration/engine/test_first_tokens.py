@@ -12,6 +12,7 @@ from vllm.inputs import tokens_input
 from rollout.types import Partial, Sampling
 from services.rehearsal import independent_logprobs
 from services.step_log import StepLog
+from services.swap import WeightSwap
 from tests.engine_rig import SEATS, Rig
 
 pytestmark = pytest.mark.timeout(600)
@@ -47,8 +48,8 @@ async def user(rig: Rig, number: int, *, tokens: int = 1) -> None:
 
 
 async def rollouts(rig: Rig, count: int, tokens: int, *, give_way: bool = True) -> list[asyncio.Task[Partial | None]]:
-    """Each with a few tokens."""
-    await rig.engine.set_version(0)
+    """Each with a few tokens, of the model that the rig was built with whatever another test has pushed."""
+    await WeightSwap(rig.engine, watchdog_s=30).load(rig.model, version=0)
     rig.engine.rollouts_give_way = give_way  # whatever a replica has measured on this engine
     generations = [rig.engine.begin((*PROMPT, i), Sampling(max_tokens=tokens), seed=i) for i in range(count)]
     running = [asyncio.create_task(generation.ended()) for generation in generations]
