@@ -32,10 +32,8 @@ USER_ADAPTER = 1
 """Number of the adapter that users are on; those of rollouts come after it."""
 
 _CUT_AGAIN_S = 0.005
-_PREPARATION_S = 0.02
-"""By which a step of the engine is longer while weights are prepared."""
-_COURTESY_S = 0.3
-"""For users' first tokens before each of these: where somebody always waits for one, weights come nevertheless."""
+_ASK_S = 0.1
+"""Between two questions to the workers, each of which is heard between two of their steps."""
 _LOOK_S = 0.005
 
 
@@ -175,15 +173,13 @@ class VllmEngine:
         arguments = {"directory": str(directory), "refresh_tied_head": refresh_tied_head}
         self._prepared, until, over = directory, time.monotonic() + within_s, False
         await self._client.collective_rpc("prepare_weights", kwargs=arguments)
-        while not over and time.monotonic() < until:
-            if not wanted():
+        while not over:
+            if not wanted() or time.monotonic() > until:
                 self._prepared = None
                 await self._client.collective_rpc("abandon_prepared")
                 return
-            await self.first_tokens(within_s=_COURTESY_S)
-            # the engine takes one call between two steps
-            states = await self._client.collective_rpc("go_on_preparing", kwargs={"budget_s": _PREPARATION_S})
-            over = all(state for state, _ in states)
+            await asyncio.sleep(_ASK_S)
+            over = all(state for state, _ in await self._client.collective_rpc("prepared"))
 
     async def first_tokens(self, *, within_s: float) -> None:
         """Returns when no user waits for a first token, or so many seconds later."""

@@ -1,16 +1,12 @@
 """New weights beside those in use: a second model in the worker, so that generation stands still for a swap alone.
 
-begin -> go_on, a few milliseconds at a time between the engine's steps -> take: what is left of it, and the two models
-change places
+begin (a thread that gives way) -> over -> take: the two models change places
 
-Nothing is computed beside the engine's steps: threads that load would take its cores, and Python's lock, for far longer
-than the loading takes.
+The thread has a processor to itself where one is idle, and a small share of one where none is.
 """
 
 import copy
-import math
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +18,8 @@ from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, La
 from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
 from vllm.model_executor.model_loader.reload.sanitize import sanitize_layer_refs
 from vllm.platforms import current_platform
+
+from services.background import give_way
 
 _NOTHING = "nothing is prepared"
 
@@ -47,27 +45,24 @@ def ahead_refusal(config: VllmConfig) -> str:
 
 
 class Abandoned(Exception):
-    """Another preparation takes the place of this one."""
+    """Nobody wants what is being prepared."""
 
 
 class WeightsAhead:
-    """At most one preparation at a time. vLLM loads a model in one call, which runs in a thread that goes on only while
-    `go_on` waits for it."""
+    """At most one preparation at a time."""
 
     def __init__(self) -> None:
         self._own: torch.nn.Module | None = None
         """The one that the engine was started with, once there is a second."""
         self._spare: torch.nn.Module | None = None
         self._thread: threading.Thread | None = None
-        self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
-        self._until = 0.0
         self._abandoned = False
         self._directory = ""
         self._error = _NOTHING
 
     def begin(self, model: torch.nn.Module, config: VllmConfig, directory: str, finish: Finish) -> None:
-        """Load `directory` beside `model`, then `finish` what was loaded, when `go_on` is called; what was begun before
-        and is not over is abandoned."""
+        """Load `directory` beside `model`, then `finish` what was loaded; what was begun before and is not over is
+        abandoned."""
         self.abandon()
         self._directory, self._error = directory, ahead_refusal(config)
         if not self._error:
@@ -75,24 +70,21 @@ class WeightsAhead:
             self._thread = threading.Thread(target=self._load, args=(model, config, finish), daemon=True)
             self._thread.start()
 
-    def go_on(self, budget_s: float) -> tuple[bool, str]:
-        """Load for so long, or a tensor more. Returns whether the preparation is over, and why there is nothing to take
-        then."""
-        if self._thread is not None:
-            self._until = time.monotonic() + budget_s
-            self._turn.release()
-            self._back.acquire()
-        return self._thread is None, self._error
+    def over(self) -> tuple[bool, str]:
+        """Whether the preparation is, and why there is nothing to take then."""
+        return self._thread is None or not self._thread.is_alive(), self._error
 
     def take(self, runner: Any, directory: str) -> str:
-        """End the preparation, and the model of `runner` becomes the spare one. Returns why not, empty where it
-        does."""
+        """The model of `runner` becomes the spare one. Returns why not, empty where it does; nothing is prepared any
+        more in both cases."""
+        over, why = self.over()
         if directory != self._directory:
-            return f"{self._directory or 'nothing'} is prepared"
-        _, why = self.go_on(math.inf)
+            why = f"{self._directory or 'nothing'} is prepared"
+        elif not over:
+            why = "its preparation is not over"
         if not why:
             runner.model, self._spare = self._spare, runner.model
-            self._error = _NOTHING
+        self.abandon()
         return why
 
     def put_back(self, runner: Any) -> None:
@@ -103,39 +95,30 @@ class WeightsAhead:
         self._own = self._spare = None
 
     def abandon(self) -> None:
-        """What was begun and is not over."""
+        """What was begun; waits for the end of the tensor that is being loaded."""
         if self._thread is not None:
             self._abandoned = True
-            self.go_on(0.0)
-            self._abandoned = False
+            self._thread.join()
+            self._thread, self._abandoned = None, False
         self._error = _NOTHING
 
     def _load(self, model: torch.nn.Module, config: VllmConfig, finish: Finish) -> None:
-        self._turn.acquire()
+        give_way()
+        spare, self._spare = self._spare, None
         try:
-            self._mind_abandoned()
-            spare = twin(model) if self._spare is None else self._spare
+            spare = twin(model) if spare is None else spare
             with set_current_vllm_config(config):
-                reload_weights(config, spare, self._paced(_weights(config, self._directory, spare)), None, True)
+                reload_weights(config, spare, self._wanted(_weights(config, self._directory, spare)), None, True)
             finish(spare)
             self._spare = spare
         except Exception as error:
-            self._spare, self._error = None, repr(error)
-        finally:
-            self._thread = None
-            self._back.release()
+            self._error = repr(error)
 
-    def _paced(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    def _wanted(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         for weight in weights:
-            if time.monotonic() > self._until:
-                self._back.release()
-                self._turn.acquire()
-            self._mind_abandoned()
+            if self._abandoned:
+                raise Abandoned(self._directory)
             yield weight
-
-    def _mind_abandoned(self) -> None:
-        if self._abandoned:
-            raise Abandoned(self._directory)
 
 
 def _weights(config: VllmConfig, directory: str, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

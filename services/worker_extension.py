@@ -45,13 +45,13 @@ class WorkerExtension:
         finish = _refresh_tied_head if refresh_tied_head else _nothing
         _ahead.begin(self.model_runner.get_model(), self.vllm_config, directory, finish)
 
-    def go_on_preparing(self, budget_s: float) -> tuple[bool, str]:
-        """Load for so long. Returns whether the preparation is over, and why this worker has nothing to take then."""
-        return _ahead.go_on(budget_s)
+    def prepared(self) -> tuple[bool, str]:
+        """Whether the preparation is over, and why this worker has nothing to take then."""
+        return _ahead.over()
 
     def take_prepared(self, directory: str) -> str:
-        """End its preparation and compute with it from now on; call while paused. Returns why not, empty where it does:
-        were it raised, the engine would leave the replies of other workers unread."""
+        """Compute with it from now on; call while paused. Returns why not, empty where it does: were it raised, the
+        engine would leave the replies of other workers unread."""
         if why := _ahead.take(self.model_runner, directory):
             return why
         self.model_runner.reset_lora_state()
