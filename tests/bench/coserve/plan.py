@@ -32,7 +32,7 @@ class Plan:
     probe_users: int = 60
     """Of each rate that the capacity search tries."""
     confirm_users: int = 300
-    """Of the rate that it finds, as many as of an arm: a machine that is quick for half a minute has not that capacity."""
+    """Of the rate that it finds, as many as an arm has: who is quick for half a minute has not that capacity."""
     arrival_users: int = 100
     day_s: float = 240.0
     """What a day takes."""
