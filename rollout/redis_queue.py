@@ -6,6 +6,7 @@ Every verb is one round trip of one script, which also moves the ledger.
 import math
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -140,7 +141,8 @@ class RedisQueue:
                     )
                 )
             except CodecError as error:
-                await self._give_back(gid.decode(), attempt, f"corrupt: {error}", "reject")
+                with suppress(LeaseLost):  # it ran out before it could be read
+                    await self._give_back(gid.decode(), attempt, f"corrupt: {error}", "reject")
         return leases
 
     async def renew(self, consumer: str, leases: Sequence[Lease], *, lease_s: float) -> list[Lease]:  # noqa: ARG002

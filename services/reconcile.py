@@ -294,6 +294,8 @@ class Reconciler:
 
     async def _deliver(self, delivery: Delivery) -> None:
         """Prepare the weights and, when it is this replica's turn, swap them in."""
+        if not self.following:
+            return
         self._undisturbed.clear()
         try:
             await self._swap.prepare(delivery.directory, wanted=lambda: self.following)

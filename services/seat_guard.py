@@ -13,11 +13,10 @@ moment costs them its prefill for a handful of tokens. Additive increase, multip
 from dataclasses import dataclass, replace
 
 from rollout.errors import ConfigError
+from services.cache_room import KV_EDGE
 from services.idle_speed import IdleSpeed
 from services.slo import SloConfig
 
-_KV_EDGE = 0.9
-"""Share of the KV cache in use beyond which users' next tokens may not fit."""
 _PREFILL_SHARE = 0.25
 """Of the time to the first token that is left over on an idle engine, for rollouts' prefill in one step."""
 _MIN_ROLLOUTS = 1
@@ -59,7 +58,7 @@ def next_guard(
     pressure = _pressure(felt, slo, idle)
     if _breached(felt, slo):
         return Guard(_less(guard, felt, slo.decrease), closed_until=now + slo.hold_s, since=now)
-    if pressure > headroom or felt.kv_usage > _KV_EDGE:
+    if pressure > headroom or felt.kv_usage > KV_EDGE:
         return Guard(_less(guard, felt, slo.ease), closed_until=guard.closed_until, since=now)
     if felt.sequences + 1 < guard.limit:  # a limit that nothing reaches proves nothing
         return guard

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from rollout.board import ReplicaRole
+from services.cache_room import next_room
 from services.config import HarvestConfig
 from services.headroom import Headroom, first_headroom, next_headroom
 from services.idle_speed import IdleSpeed
@@ -72,6 +73,7 @@ class SeatKeeper:
         self._beside_at = -math.inf
         self._headroom, self._learned_under = first_headroom(slo, clock()), slo
         self._guard = Guard(limit=harvest.user_reserve + 1.0)
+        self._room = total
         self._looked_at = clock()
         self._role: ReplicaRole | None = None
         self._aside = False
@@ -162,6 +164,7 @@ class SeatKeeper:
         """Users came or went, or the limit moved."""
         self._peak.set(self._clock(), self.users.held)
         most_seats = self._total if self._harvest.max_seats is None else self._harvest.max_seats
+        most_seats = min(most_seats, self._room)
         preempts = self._harvest.preempt or self._role is not None or self._aside
         self.seats.pace = self._pace()
         self.seats.resize(min(self._allowed(), most_seats), most=min(self._most(), most_seats) if preempts else None)
@@ -176,8 +179,19 @@ class SeatKeeper:
         """Take in what users and engine met since the last look, and give and take seats by it."""
         now, before = self._clock(), self._looked_at
         self._looked_at = now
+        self._mind_cache(now)
         if self._guards:
             self._steer(now, now - before)
+
+    def _mind_cache(self, now: float) -> None:
+        """Where users wait for blocks of it, with an SLO or without."""
+        waits = [now - user.arrived for user in self._engine.users().values() if user.first is None]
+        room, kv_usage = self._room, self._engine.step_log.kv_usage
+        self._room = next_room(
+            room, held=self.seats.held, total=self._total, kv_usage=kv_usage, waited_s=max(waits, default=0.0)
+        )
+        if self._room != room:
+            self.resize()
 
     def _steer(self, now: float, dt: float) -> None:
         still = self._still_until()

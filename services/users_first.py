@@ -29,8 +29,8 @@ class _UsersFirst(Scheduler):  # type: ignore[misc]
         self._alone = self._turns.next(awaited=bool(awaited))
         if self._alone:
             for request in filter(_gives_way, self.running):
-                # counted up before it is compared
-                request.next_decode_eligible_step = self.current_step + 2
+                # counted up before it is compared; later where a pipeline has not its token yet
+                request.next_decode_eligible_step = max(request.next_decode_eligible_step, self.current_step + 2)
         output = super().schedule(*args, **kwargs)
         if self._alone and not awaited & output.num_scheduled_tokens.keys():
             self._turns.in_vain()

@@ -193,16 +193,18 @@ class VllmEngine:
         await self._client.collective_rpc("put_back")
 
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
-        """Load a Hugging Face directory in place, or change over to it where it was prepared; call while paused.
+        """Load a Hugging Face directory in place, or change over to it where it was prepared; call while paused. Raises
+        WeightsError with what workers met.
 
         No timeout is passed to the workers: a late reply would be taken for the result of the next step.
         """
         prepared, self._prepared = self._prepared, None
         if prepared == directory and await self._take(directory):
             return
-        await self._client.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
-        if refresh_tied_head:
-            await self._client.collective_rpc("refresh_tied_head")
+        arguments = {"directory": str(directory), "refresh_tied_head": refresh_tied_head}
+        answers = await self._client.collective_rpc("load_in_place", kwargs=arguments)
+        if met := [str(error) for error in answers if error]:
+            raise WeightsError("; ".join(met))
 
     async def _take(self, directory: Path) -> bool:
         """Change over to what is prepared, in all workers or for good in none."""
@@ -242,9 +244,8 @@ class VllmEngine:
 
     async def begin_receive(self, seat: dict[str, Any], files: list[list[Any]], directory: str) -> None:
         """Have the first worker receive an epoch in the background; no timeout, for the reason `reload` has none."""
-        await self._client.collective_rpc(
-            "begin_receive", kwargs={"seat": seat, "files": files, "directory": directory}
-        )
+        if met := await self._first_worker("begin_receive", seat=seat, files=files, directory=directory):
+            raise WeightsError(f"epoch {seat['epoch']}: {met}")
 
     async def receive_state(self, epoch: int) -> dict[str, Any]:
         """`done` and `error` of what the first worker receives."""

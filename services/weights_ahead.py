@@ -2,26 +2,34 @@
 
 begin (a thread that gives way) -> over -> take: the two models change places
 
-The thread has a processor to itself where one is idle, and a small share of one where none is.
+The thread has a processor to itself where one is idle, and a small share of one where none is. The engine waits for it
+nowhere.
 """
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.reload.inplace import reload_weights
-from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, LayerReloadingInfo
+from vllm.model_executor.model_loader.reload.layerwise import (
+    LAYERWISE_INFO,
+    LayerReloadingInfo,
+    finalize_layerwise_reload,
+)
 from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
-from vllm.model_executor.model_loader.reload.sanitize import sanitize_layer_refs
+from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs, sanitize_layer_refs
 from vllm.platforms import current_platform
 
 from services.background import give_way
 
 _NOTHING = "nothing is prepared"
+_END_S = 10.0
+"""For the end of a preparation that nobody wants any more."""
 
 Finish = Callable[[torch.nn.Module], object]
 
@@ -29,19 +37,24 @@ Finish = Callable[[torch.nn.Module], object]
 def ahead_refusal(config: VllmConfig) -> str:
     """Why an engine cannot change its model for another one, empty where it can: compiled code and CUDA graphs are of
     one model's tensors, and adapters are put into its layers."""
-    if not current_platform.is_cpu():
-        return "device memory is the engine's"
-    if not config.model_config.enforce_eager:
-        return "the engine's model is compiled"
-    if config.lora_config is not None:
-        return "adapters are in the engine's model"
-    if config.speculative_config is not None:
-        return "a drafter shares layers of the engine's model"
     # whatever model computes, such layers are found by their names among those that the engine was started with
     found = config.compilation_config.static_forward_context
-    if named := [name for name, layer in found.items() if next(layer.parameters(), None) is not None]:
-        return f"the engine finds layers with weights by name, such as {named[0]}"
-    return ""
+    named = next((name for name, layer in found.items() if _has_weights(layer)), "")
+    reasons = {
+        "device memory is the engine's": not current_platform.is_cpu(),
+        "the engine's model is compiled": not config.model_config.enforce_eager,
+        "adapters are in the engine's model": config.lora_config is not None,
+        "a drafter shares layers of the engine's model": config.speculative_config is not None,
+        "only the first of several data-parallel engines answers": config.parallel_config.data_parallel_size > 1,
+        f"the engine finds layers with weights by name, such as {named}": bool(named),
+    }
+    return next((why for why, holds in reasons.items() if holds), "")
+
+
+def _has_weights(layer: torch.nn.Module) -> bool:
+    """Of its own, or in what computes attention for it."""
+    kept = getattr(getattr(layer, "impl", None), "__dict__", {}).values()
+    return next(layer.parameters(), None) is not None or any(isinstance(one, torch.Tensor) for one in kept)
 
 
 class Abandoned(Exception):
@@ -55,31 +68,36 @@ class WeightsAhead:
         self._own: torch.nn.Module | None = None
         """The one that the engine was started with, once there is a second."""
         self._spare: torch.nn.Module | None = None
+        """None while something is loaded into it, too."""
         self._thread: threading.Thread | None = None
-        self._abandoned = False
-        self._directory = ""
+        self._wanted = ""
+        """Directory that is prepared, or is to be."""
         self._error = _NOTHING
 
     def begin(self, model: torch.nn.Module, config: VllmConfig, directory: str, finish: Finish) -> None:
-        """Load `directory` beside `model`, then `finish` what was loaded; what was begun before and is not over is
-        abandoned."""
+        """Load `directory` beside `model`, then `finish` what was loaded; what was begun before is abandoned."""
         self.abandon()
-        self._directory, self._error = directory, ahead_refusal(config)
+        self._wanted, self._error = directory, ahead_refusal(config)
+        if not self._error and self._busy:
+            self._error = "the preparation before it has not ended"
         if not self._error:
             self._own = self._own or model
-            self._thread = threading.Thread(target=self._load, args=(model, config, finish), daemon=True)
+            spare, self._spare = self._spare, None
+            self._thread = threading.Thread(
+                target=self._load, args=(model, spare, config, directory, finish), daemon=True
+            )
             self._thread.start()
 
     def over(self) -> tuple[bool, str]:
         """Whether the preparation is, and why there is nothing to take then."""
-        return self._thread is None or not self._thread.is_alive(), self._error
+        return bool(self._error) or not self._busy, self._error
 
     def take(self, runner: Any, directory: str) -> str:
         """The model of `runner` becomes the spare one. Returns why not, empty where it does; nothing is prepared any
         more in both cases."""
         over, why = self.over()
-        if directory != self._directory:
-            why = f"{self._directory or 'nothing'} is prepared"
+        if directory != self._wanted:
+            why = f"{self._wanted or 'nothing'} is prepared"
         elif not over:
             why = "its preparation is not over"
         if not why:
@@ -89,35 +107,58 @@ class WeightsAhead:
 
     def put_back(self, runner: Any) -> None:
         """The model that the engine was started with is in use again, with whatever weights it has, and alone."""
-        self.abandon()
+        self.end()
         if self._own is not None:
             runner.model = self._own
         self._own = self._spare = None
 
     def abandon(self) -> None:
-        """What was begun; waits for the end of the tensor that is being loaded."""
-        if self._thread is not None:
-            self._abandoned = True
-            self._thread.join()
-            self._thread, self._abandoned = None, False
-        self._error = _NOTHING
+        """What was begun: it ends with the tensor that is being loaded, and the engine does not wait for that."""
+        self._wanted, self._error = "", _NOTHING
 
-    def _load(self, model: torch.nn.Module, config: VllmConfig, finish: Finish) -> None:
+    def end(self) -> None:
+        """Abandon it and wait, but not for ever."""
+        self.abandon()
+        if self._thread is not None:
+            self._thread.join(_END_S)
+
+    @property
+    def _busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _load(
+        self,
+        model: torch.nn.Module,
+        spare: torch.nn.Module | None,
+        config: VllmConfig,
+        directory: str,
+        finish: Finish,
+    ) -> None:
         give_way()
-        spare, self._spare = self._spare, None
         try:
             spare = twin(model) if spare is None else spare
             with set_current_vllm_config(config):
-                reload_weights(config, spare, self._wanted(_weights(config, self._directory, spare)), None, True)
+                try:
+                    weights = self._while_wanted(directory, _weights(config, directory, spare))
+                    reload_weights(config, spare, weights, None, True)
+                except Exception:
+                    # layers that wait for weights would take the next version's for the rest of these
+                    finalize_layerwise_reload(spare, config.model_config)
+                    raise
             finish(spare)
-            self._spare = spare
         except Exception as error:
-            self._error = repr(error)
+            if self._wanted == directory:
+                self._error = repr(error)
+            if not isinstance(error, Abandoned):
+                spare, self._own = None, model
+        self._spare = spare
 
-    def _wanted(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    def _while_wanted(
+        self, directory: str, weights: Iterator[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         for weight in weights:
-            if self._abandoned:
-                raise Abandoned(self._directory)
+            if self._wanted != directory:
+                raise Abandoned(directory)
             yield weight
 
 
@@ -135,9 +176,21 @@ def twin(model: torch.nn.Module) -> torch.nn.Module:
     other = copy.deepcopy(model, shared)
     for ours, theirs in zip(model.modules(), other.modules(), strict=True):
         known = LAYERWISE_INFO[ours]
+        # on CPU tensors are made there anyway, and to say so changes the whole process's default for that moment
+        known.restore_device = nullcontext()
         parameters, buffers = ({name: _meta(t, ours) for name, t in kind.items()} for kind in known.restore_metadata)
-        LAYERWISE_INFO[theirs] = LayerReloadingInfo((parameters, buffers), known.restore_device)
+        LAYERWISE_INFO[theirs] = LayerReloadingInfo((parameters, buffers), nullcontext())
+        _describe(ours, theirs, known.restore_metadata[0])
     return other
+
+
+def _describe(ours: torch.nn.Module, theirs: torch.nn.Module, recorded: Mapping[str, torch.Tensor]) -> None:
+    """Parameters that vLLM does not record for a reload, such as biases, with what a copy of them lacks: how they are
+    loaded."""
+    for name, parameter in ours._parameters.items():
+        copied = theirs._parameters[name]
+        if parameter is not None and copied is not None and name not in recorded:
+            vars(copied).update(vars(restore_layer_refs(_meta(parameter, ours), theirs)))
 
 
 def _meta(tensor: torch.Tensor, layer: torch.nn.Module) -> torch.Tensor:

@@ -29,6 +29,7 @@ class WorkerExtension:
     parallel_config: Any
     vllm_config: Any
     add_lora: Callable[[LoRARequest], bool]
+    reload_weights: Callable[..., None]
 
     def refresh_tied_head(self) -> bool:
         """Pack the output layer again after a reload, where it shares the embedding's weights; True if that was needed.
@@ -40,6 +41,18 @@ class WorkerExtension:
         """
         return _refresh_tied_head(self.model_runner.get_model())
 
+    def load_in_place(self, directory: str, refresh_tied_head: bool) -> str:
+        """Load a directory into the weights in use; call while paused. Returns what went wrong: were it raised, the
+        engine would leave the replies of other workers unread and take them for those to its next call."""
+        _ahead.end()
+        try:
+            self.reload_weights(weights_path=directory)
+            if refresh_tied_head:
+                self.refresh_tied_head()
+        except Exception as met:
+            return repr(met)
+        return ""
+
     def prepare_weights(self, directory: str, refresh_tied_head: bool) -> None:
         """Begin to load a directory beside the weights in use; see `WeightsAhead`."""
         finish = _refresh_tied_head if refresh_tied_head else _nothing
@@ -50,8 +63,7 @@ class WorkerExtension:
         return _ahead.over()
 
     def take_prepared(self, directory: str) -> str:
-        """Compute with it from now on; call while paused. Returns why not, empty where it does: were it raised, the
-        engine would leave the replies of other workers unread."""
+        """Compute with it from now on; call while paused. Returns why not, empty where it does."""
         if why := _ahead.take(self.model_runner, directory):
             return why
         self.model_runner.reset_lora_state()
@@ -69,8 +81,7 @@ class WorkerExtension:
 
     def load_adapter(self, name: str, number: int, directory: str) -> tuple[float, str]:
         """Into a free place; returns the seconds that it took, in which this worker computed nothing, and what went
-        wrong: were it raised, the engine would leave the replies of other workers unread and take them for those to its
-        next call."""
+        wrong."""
         started, error = time.monotonic(), ""
         try:
             self.add_lora(LoRARequest(name, number, directory))
@@ -97,14 +108,17 @@ class WorkerExtension:
             return f"push backend nccl needs one engine a replica, data_parallel_size={engines}; use gloo"
         return "" if Path(staging).is_dir() else f"the engine's worker does not see push.staging_dir's {staging}"
 
-    def begin_receive(self, seat: dict[str, Any], files: list[list[Any]], directory: str) -> None:
+    def begin_receive(self, seat: dict[str, Any], files: list[list[Any]], directory: str) -> str | None:
         """On rank 0 start to receive an epoch's buckets into `directory`, and return: users wait while a call lasts.
-
-        Raises WeightsError where `push_refusal` has something to say.
-        """
-        if self.rank == 0:
-            names = [(str(name), int(size)) for name, size in files]
+        Returns what went wrong; None where rank is not 0."""
+        if self.rank != 0:
+            return None
+        names = [(str(name), int(size)) for name, size in files]
+        try:
             _push.begin(Seat(**seat), names, Path(directory), nccl(self.device))
+        except Exception as met:
+            return repr(met)
+        return ""
 
     def receive_state(self, epoch: int) -> dict[str, Any] | None:
         """`done` and `error` of an epoch; None where rank is not 0."""

@@ -21,7 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
-Architecture = Literal["qwen3_tied", "llama_untied", "qwen2_biases"]
+Architecture = Literal["qwen3_tied", "llama_untied", "qwen2_biases", "qwen2_tied"]
 ARCHITECTURES: tuple[Architecture, ...] = ("qwen3_tied", "llama_untied", "qwen2_biases")
 
 CHAT_TEMPLATE = (
@@ -73,6 +73,8 @@ def build_config(
             return LlamaConfig(**shape, tie_word_embeddings=False)
         case "qwen2_biases":
             return Qwen2Config(**shape, tie_word_embeddings=False)
+        case "qwen2_tied":
+            return Qwen2Config(**shape, tie_word_embeddings=True)
 
 
 def build_model(architecture: Architecture, tokenizer: PreTrainedTokenizerFast, *, seed: int = 0) -> PreTrainedModel:
@@ -104,10 +106,10 @@ def build_policy(directory: Path, architecture: Architecture = "qwen3_tied", *, 
     return directory
 
 
-def build_endless_policy(directory: Path) -> Path:
+def build_endless_policy(directory: Path, architecture: Architecture = "qwen3_tied") -> Path:
     """A policy whose every sample runs to its `max_tokens`: its end is a token that the model cannot sample."""
     tokenizer = build_tokenizer()
-    model = build_model("qwen3_tied", tokenizer)
+    model = build_model(architecture, tokenizer)
     tokenizer.add_special_tokens({"eos_token": "<never>"})
     model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(directory)

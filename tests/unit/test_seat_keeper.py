@@ -98,6 +98,29 @@ async def test_a_user_takes_one_seat_of_the_limit_and_cuts_nobody_until_the_slac
         assert sum(t.wanted.done() for t in tickets) == 1  # 14 held, and no more than 13 beside 3 users fit
 
 
+async def test_a_user_for_whose_prompt_the_cache_has_no_room_gets_that_of_the_newest_rollouts(engine: Engine) -> None:
+    keeper = keeper_of(engine, SloConfig())
+    tickets = sat(keeper, 12)
+    engine.step_log.kv_usage = 0.95
+    look(keeper, engine)
+    assert not any(t.wanted.done() for t in tickets)
+    with keeper.users.hold(1):
+        engine.requests = {"a": RequestTimes(engine.now - 0.2, None, None, 0)}
+        look(keeper, engine)
+        assert [t.wanted.done() for t in tickets] == [False] * 9 + [True] * 3
+        for ticket in tickets[-3:]:
+            keeper.seats.leave(ticket)
+        engine.step_log.kv_usage = 0.7
+        look(keeper, engine)
+        assert keeper.seats.capacity == 10
+        engine.now += 1.0  # it is a long one
+        look(keeper, engine)
+        assert [t.wanted.done() for t in tickets[:9]] == [False] * 6 + [True] * 3
+        engine.requests = {}
+        look(keeper, engine, 20)
+        assert keeper.seats.capacity == TOTAL - RESERVE
+
+
 async def test_a_seat_that_a_user_leaves_is_given_to_no_rollout_before_the_window_is_over(engine: Engine) -> None:
     keeper = keeper_of(engine)
     tickets = sat(keeper, TOTAL)
