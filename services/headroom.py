@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from services.slo import SloConfig
 from services.user_window import RequestTimes
 
-_FIRST, _LEAST = 0.75, 0.4
+_FIRST, _LEAST = 0.9, 0.4
 """Of `slo.most_headroom`: before anything is learned, and at the least."""
 _STEP = 0.1
 """Of the logarithm, for one user who missed."""
@@ -54,9 +54,9 @@ def next_headroom(
     >>> fast, slow = RequestTimes(0.0, 0.5, 2.5, 9), RequestTimes(0.0, 1.5, 3.5, 9)
     >>> before = Headroom(0.7)
     >>> looks = [(), (fast,), (slow,), (slow,) * 8, (fast,) * 999]
-    >>> [round(next_headroom(before, ended, 4.0, 0.1, beside_at=3.0, slo=slo).share, 4) for ended in looks]
+    >>> [round(next_headroom(before, ended, 4.0, 0.0, beside_at=3.0, slo=slo).share, 4) for ended in looks]
     [0.7, 0.7007, 0.634, 0.6385, 0.9]
-    >>> next_headroom(before, [slow], 4.0, 0.1, beside_at=-1.0, slo=slo) == before
+    >>> next_headroom(before, [slow], 4.0, 0.0, beside_at=-1.0, slo=slo) == before
     True
     """
     taught = [times for times in ended if before.since <= times.arrived <= beside_at]

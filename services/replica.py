@@ -314,7 +314,7 @@ class Replica:
         speed = await measure(engine, seats, adapter=engine.user_adapter, clock=time.perf_counter)
         check_attainable(self._config.slo, speed)
         self.keeper.calibrate(speed)
-        engine.rollouts_give_way = slowed_by_company(speed, seats)
+        engine.rollouts_give_way = self._config.engine.first_token_steps > 0 and slowed_by_company(speed, seats)
         self._load = UserLoad(
             speed,
             window_s=self._config.autoscaling.rate_window_s,

@@ -37,6 +37,9 @@ class Felt:
     """Share of the KV cache in use, 0 to 1."""
     sequences: int
     """Of users, at their most of late, and of rollouts."""
+    met_steps: int = 2
+    """Steps with rollouts before the first token of whoever comes next: the one that is running, and the one that
+    computes the prompt where rollouts do not give way to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +106,7 @@ def _pressure(felt: Felt, slo: SloConfig, idle: IdleSpeed) -> float:
     """Shares of the targets that are used up; the largest counts. 0 where nothing was seen."""
     shares = [0.0]
     if slo.ttft_s is not None:
-        # whoever comes next waits for the step that is running and for its own, with the batch of now
-        coming = None if felt.step_s is None else idle.first_token_s + 2 * felt.step_s
+        coming = None if felt.step_s is None else idle.first_token_s + felt.met_steps * felt.step_s
         shares += [seen / slo.ttft_s for seen in (felt.ttft_s, coming) if seen is not None]
     if slo.tpot_s is not None:
         shares += [seen / slo.tpot_s for seen in (felt.tpot_s, felt.step_s) if seen is not None]

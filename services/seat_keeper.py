@@ -36,6 +36,7 @@ class Watched(Protocol):
     """What the guard sees of an engine."""
 
     step_log: StepLog
+    rollouts_give_way: bool
 
     def users(self) -> Mapping[str, RequestTimes]:
         """The sequences of users in the engine now."""
@@ -229,6 +230,7 @@ class SeatKeeper:
             step_s=self._engine.step_log.step_s(since),
             kv_usage=self._engine.step_log.kv_usage,
             sequences=self._peak.most(now) + self.seats.held,
+            met_steps=1 if self._engine.rollouts_give_way else 2,
         )
 
     def _pace(self) -> int:

@@ -75,6 +75,7 @@ class _Eyes:
     """What the seat keeper sees of the engine."""
 
     step_log: StepLog
+    rollouts_give_way: bool
     live: Mapping[str, RequestTimes] = field(default_factory=dict)
 
     def users(self) -> Mapping[str, RequestTimes]:
@@ -105,14 +106,15 @@ class Replica:
         self._answered = answered
         self._total = options.engine.max_num_seqs
         idle = model.idle_speed(self._total)
+        first_token_steps = options.engine.first_token_steps if slowed_by_company(idle, self._total) else 0
         self.engine = Engine(
             model,
             most_tokens=options.engine.max_num_batched_tokens or model.batched_tokens,
             most_of_one=options.engine.long_prefill_token_threshold or 0,
-            first_token_steps=options.engine.first_token_steps if slowed_by_company(idle, self._total) else 0,
+            first_token_steps=first_token_steps,
             seed=seed,
         )
-        self._eyes = _Eyes(StepLog(clock))
+        self._eyes = _Eyes(StepLog(clock), rollouts_give_way=first_token_steps > 0)
         self._still_until = 0.0
         self._pushes, self._wants_push = 0, False
         self._pause_s = model.pause_s

@@ -47,6 +47,7 @@ class Engine:
     stuck: asyncio.Event | None = None
     """Loads wait for it."""
     step_log: StepLog = field(default_factory=StepLog)
+    rollouts_give_way: bool = False
 
     def users(self) -> Mapping[str, RequestTimes]:
         return {}

@@ -27,6 +27,7 @@ class Engine:
     now: float = 100.0
     still_until: float = 0.0
     step_log: StepLog = field(default_factory=StepLog)
+    rollouts_give_way: bool = False
     requests: dict[str, RequestTimes] = field(default_factory=dict)
 
     def users(self) -> dict[str, RequestTimes]:
