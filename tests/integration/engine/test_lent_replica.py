@@ -74,7 +74,7 @@ def sampled_by(model: Path, group: Group) -> None:
 async def lending(rig: Rig, name: str, **changes: object) -> AsyncIterator[Fleet]:
     production = rig.tmp / "production"
     if not production.exists():
-        build_policy(production, "qwen3_tied", seed=11)
+        build_policy(production, "qwen2_tied", seed=11)
     config = rig.lending(name, production)
     config = config.model_copy(update={"lending": config.lending.model_copy(update=changes)})
     store = await RedisStore.connect(rig.redis)
