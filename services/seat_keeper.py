@@ -186,7 +186,8 @@ class SeatKeeper:
 
     def _mind_cache(self, now: float) -> None:
         """Where users wait for blocks of it, with an SLO or without."""
-        waits = [now - user.arrived for user in self._engine.users().values() if user.first is None]
+        still = self._still_until()  # nobody's tokens came before, whoever held the cache
+        waits = [now - max(user.arrived, still) for user in self._engine.users().values() if user.first is None]
         room, kv_usage = self._room, self._engine.step_log.kv_usage
         self._room = next_room(
             room, held=self.seats.held, total=self._total, kv_usage=kv_usage, waited_s=max(waits, default=0.0)

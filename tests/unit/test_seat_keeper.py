@@ -122,6 +122,19 @@ async def test_a_user_for_whose_prompt_the_cache_has_no_room_gets_that_of_the_ne
         assert keeper.seats.capacity == TOTAL - RESERVE
 
 
+async def test_users_who_waited_for_new_weights_take_no_room_of_the_cache_for_that(engine: Engine) -> None:
+    keeper = keeper_of(engine, SloConfig())
+    tickets = sat(keeper, 12)
+    engine.step_log.kv_usage = 0.95
+    engine.requests = {"a": RequestTimes(engine.now - 3.0, None, None, 0)}
+    for still in (math.inf, engine.now + 0.15):
+        engine.still_until = still
+        look(keeper, engine)
+    assert not any(t.wanted.done() for t in tickets)
+    look(keeper, engine, 2)
+    assert any(t.wanted.done() for t in tickets)
+
+
 async def test_a_seat_that_a_user_leaves_is_given_to_no_rollout_before_the_window_is_over(engine: Engine) -> None:
     keeper = keeper_of(engine)
     tickets = sat(keeper, TOTAL)
