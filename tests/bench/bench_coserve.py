@@ -6,7 +6,8 @@ rollouts   rollouts alone in every seat: what the machine can harvest
 users      users alone, at each load and over a compressed day
 guard      users and rollouts, the seat guard holding the SLO
 unguarded  users and rollouts with nothing but vLLM's priority
-constant   users and rollouts with a fixed number of seats; a bisection finds the oracle that the guard is held against
+constant   users and rollouts with a fixed number of seats; a bisection finds the oracle that the guard is held against,
+           in turns with it
 arrival    single users who find every seat held by rollouts
 
 Writes coserve.json after each of them, coserve.png, and coserve/<cell>.json with every request and heartbeat; --resume
@@ -26,7 +27,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from copying import copy_times
-from coserve.arms import ARMS, ARRIVAL, CONSTANT, DAY, GUARD, ROLLOUTS, UNGUARDED, USERS, Cell, batches, cells
+from coserve.arms import ARMS, ARRIVAL, CONSTANT, DAY, GUARD, ROLLOUTS, UNGUARDED, USERS, Cell, batches, cells, duel
 from coserve.figures import Figures
 from coserve.fleet import CoserveFleet
 from coserve.measure import Seen, arrival_figures, latencies, record
@@ -119,13 +120,16 @@ async def _sweep(one: Session, load: str, slo: Slo, plan: Plan, figures: Figures
         kept = keeps_slo(figures.cells[cell.key], figures.cells[Cell(USERS, load).key])
         _say(f"{seats} rollouts {'keep' if kept else 'break'} the SLO at {load}")
         search = search.after(seats, kept=kept)
+    best = figures.content["comparison"][load]["oracle"]["seats"]
+    if GUARD in plan.arms and best and (left := [c for c in duel(load, best) if c.key not in figures.cells]):
+        await _batch(one, left, slo, plan, figures)
 
 
 async def _rounds(
     one: Session, batch: Sequence[Cell], slo: Slo, plan: Plan, figures: Figures
 ) -> dict[Cell, list[Seen]]:
     """Of each cell; several take turns, every second time backwards."""
-    turns = plan.rounds if batch[0].arm in {USERS, GUARD, UNGUARDED} and batch[0].load != DAY else 1
+    turns = _turns(batch[0], plan)
     found: dict[Cell, list[Seen]] = {cell: [] for cell in batch}
     for turn in range(turns):
         for cell in batch if turn % 2 == 0 else reversed(batch):
@@ -134,6 +138,14 @@ async def _rounds(
                 capacity = figures.content["capacity"]["rate"] if cell.load else 0.0
                 found[cell].append(await one.cell(cell, slo, capacity, turn=turn, turns=turns))
     return found
+
+
+def _turns(cell: Cell, plan: Plan) -> int:
+    if cell.load == DAY:
+        return 1
+    if cell.again:
+        return plan.again_rounds
+    return plan.rounds if cell.arm in {USERS, GUARD, UNGUARDED} else 1
 
 
 @asynccontextmanager

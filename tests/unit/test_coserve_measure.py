@@ -12,6 +12,7 @@ from tests.bench.coserve.answers import Answer
 from tests.bench.coserve.arms import ARRIVAL, GUARD, Cell
 from tests.bench.coserve.beats import Beat
 from tests.bench.coserve.figures import Figures
+from tests.bench.coserve.host import Host
 from tests.bench.coserve.measure import Seen, arrival_figures, record
 from tests.bench.coserve.plan import Plan
 from tests.bench.coserve.pushes import Push
@@ -49,6 +50,7 @@ def _seen(**changes: Any) -> Seen:
         "before": _heartbeat(0, 2, 0),
         "after": _heartbeat(2_000, 6, 30),
         "engine_tokens": 110 + (2_000 - 30) + 4 + 3,
+        "host": Host(0.02, 0.2),
     }
     return Seen(**{**values, **changes})
 

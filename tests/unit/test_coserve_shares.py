@@ -1,15 +1,17 @@
 """What the harvest is worth, whom it is compared with, and how sure that is."""
 
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.bench.coserve.arms import ARMS, CONSTANT, DAY, GUARD, ROLLOUTS, USERS, cells
+from tests.bench.coserve.arms import ARMS, CONSTANT, DAY, GUARD, ROLLOUTS, USERS, cells, duel
 from tests.bench.coserve.beats import Beat, blocks, harvest_rate, kept_at
 from tests.bench.coserve.bootstrap import interval, paired_interval
 from tests.bench.coserve.harvest_share import Constant, efficiency, oracle
+from tests.bench.coserve.host import ticks
 from tests.bench.coserve.report import comparison, keeps_slo
 from tests.bench.coserve.sweep import Sweep
 
@@ -102,3 +104,27 @@ def test_constants_are_compared_with_the_users_that_they_met() -> None:
     assert found["50"]["guard"]["within_margin"]
     best = found["50"]["oracle"]
     assert (best["users_attainment"], best["seats"], best["guard_share"]) == (1.0, 4, pytest.approx(0.95))
+
+
+def test_the_guard_and_the_best_constant_meet_again_in_turns_and_are_no_part_of_the_sweep() -> None:
+    records = {
+        "users@50": _record(USERS, "1111", 0.0),
+        "guard@50": _record(GUARD, "1111", 50.0),
+        "constant-4@50": _record(CONSTANT, "11", 100.0, 4),
+    }
+    assert "in_turns" not in comparison(records, ("50",))["50"]
+    again = {cell.key: {**_record(cell.arm, "11", 80.0, cell.seats), "again": True} for cell in duel("50", 4)}
+    assert list(again) == ["guard@50-again", "constant-4@50-again"]
+    found = comparison({**records, **again}, ("50",))["50"]
+    assert found["oracle"]["guard_share"] == 0.5
+    assert found["oracle"]["harvested_tokens_s"] == 100.0
+    assert (found["in_turns"]["seats"], found["in_turns"]["guard_share"]) == (4, 1.0)
+
+
+def test_what_another_guest_had_is_read_from_the_processors_counters(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  50 5 10 900 5 0 5 25 7 7\ncpu0 1 2 3 4 5 6 7 8 9 10\n")
+    assert ticks(stat) == (25, 1000)
+    stat.write_text("cpu  50 5 10\n")
+    assert ticks(stat) is None
+    assert ticks(tmp_path / "none") is None

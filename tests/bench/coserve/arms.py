@@ -26,11 +26,14 @@ class Cell:
     """Of LOADS, DAY, or empty for an arm that has no open loop of users."""
     seats: int | None = None
     """Of the arm `constant`."""
+    again: bool = False
+    """The guard and the constant that a sweep found, measured once more in turns: what was measured an hour apart was
+    measured on two machines."""
 
     @property
     def key(self) -> str:
         name = self.arm if self.seats is None else f"{self.arm}-{self.seats}"
-        return f"{name}@{self.load}" if self.load else name
+        return f"{name}@{self.load}{'-again' if self.again else ''}" if self.load else name
 
     @property
     def rollouts(self) -> bool:
@@ -42,6 +45,11 @@ def cells(arms: Sequence[str], loads: Sequence[str]) -> list[Cell]:
     after them, each when it is known what the one before did."""
     found = [Cell(arm) for arm in (ROLLOUTS, ARRIVAL) if arm in arms]
     return found + [Cell(arm, load) for load in loads for arm in (USERS, GUARD, UNGUARDED) if arm in arms]
+
+
+def duel(load: str, seats: int) -> list[Cell]:
+    """The guard beside the best constant of a load."""
+    return [Cell(GUARD, load, again=True), Cell(CONSTANT, load, seats, again=True)]
 
 
 def batches(cells: Sequence[Cell]) -> list[list[Cell]]:

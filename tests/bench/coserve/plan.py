@@ -20,6 +20,8 @@ class Plan:
     """In which the arms of a load take turns, so that a machine whose speed drifts is as slow for all of them."""
     sweep_users: int = 120
     """Of each constant at a load: the first so many of the same users."""
+    again_rounds: int = 3
+    """In which the guard and the best constant then take turns, with as many users."""
     user_prompt: int = 32
     user_tokens: int = 32
     """Tokens of each user's prompt and answer."""

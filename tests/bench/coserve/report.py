@@ -25,6 +25,8 @@ DEFINITIONS: Mapping[str, str] = {
     "oracle": "the constant number of rollout seats, users taking seats back, that harvests most with an attainment at "
     f"most {100 * MARGIN:g} point below users only; each meets the first plan.sweep_users users, in one round, and has "
     "its prefill paced as without an SLO",
+    "in turns": "the guard and that constant once more, in turns, with the users of the sweep",
+    "steal": "share of the processors' time that another guest of the same host had",
     "not_delivered": "tokens by the engine's own counter less those users got, those rollouts kept and one a canary "
     "(and with what an engine at rest made to prove that it lives)",
     "felt": "longest wait for a token, the first included, of any user whose answer overlaps a push",
@@ -43,9 +45,13 @@ def _at(cells: Mapping[str, Record], load: str) -> dict[str, Any]:
     for arm in (GUARD, UNGUARDED):
         if (cell := cells.get(f"{arm}@{load}")) is not None:
             found[arm] = _beside(cell, users)
-    constants = [cell for cell in cells.values() if cell["arm"] == CONSTANT and cell["load"] == load]
+    constants = [c for c in cells.values() if c["arm"] == CONSTANT and c["load"] == load and not c.get("again")]
     if constants:
         found["oracle"] = _oracle(constants, users, cells.get(f"{GUARD}@{load}"))
+        seats = found["oracle"]["seats"]
+        guard, best = (cells.get(f"{name}@{load}-again") for name in (GUARD, f"{CONSTANT}-{seats}"))
+        if guard is not None and best is not None:
+            found["in_turns"] = _in_turns(guard, best)
     return found
 
 
@@ -58,6 +64,15 @@ def _beside(cell: Record, users: Record) -> dict[str, Any]:
         "within_margin": users["attainment"] - cell["attainment"] <= MARGIN + 1e-9,
         "harvested_tokens_s": cell["harvested_tokens_s"],
         "efficiency": cell["efficiency"],
+    }
+
+
+def _in_turns(guard: Record, best: Record) -> dict[str, Any]:
+    return {
+        "seats": best["seats"],
+        "guard": {name: guard[name] for name in ("attainment", "harvested_tokens_s")},
+        "constant": {name: best[name] for name in ("attainment", "harvested_tokens_s")},
+        "guard_share": guard["harvested_tokens_s"] / best["harvested_tokens_s"] if best["harvested_tokens_s"] else None,
     }
 
 
@@ -104,6 +119,7 @@ _COLUMNS = (
     "user tok/s",
     "harvest tok/s",
     "eff.",
+    "steal %",
 )
 
 
@@ -125,7 +141,14 @@ def _row(key: str, cell: Record) -> tuple[str, ...]:
         f"{cell['user_tokens_s']:.0f}" if users else "",
         f"{cell['harvested_tokens_s']:.0f}" if harvest else "",
         f"{cell['efficiency']:.2f}" if harvest and cell["arm"] != ROLLOUTS and cell["efficiency"] is not None else "",
+        _steal(cell),
     )
+
+
+def _steal(cell: Record) -> str:
+    """Mean over its rounds."""
+    found = [steal for steal in cell.get("host", {}).get("steal", ()) if steal is not None]
+    return f"{100 * sum(found) / len(found):.1f}" if found else ""
 
 
 def milliseconds(found: Mapping[str, Any]) -> str:

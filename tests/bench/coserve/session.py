@@ -18,6 +18,7 @@ from .arms import ARRIVAL, DAY, NO_ROLLOUTS, ROLLOUTS, Cell, Settings, resting, 
 from .arrivals import before, day, day_curve, poisson, share
 from .beats import Watch
 from .fleet import CoserveFleet
+from .host import Host, probe_s, stolen, ticks
 from .measure import Seen
 from .plan import Plan
 from .pushes import Pusher
@@ -86,11 +87,13 @@ class Session:
         Raises RuntimeError where it does not come to rest."""
         pushes, beats = len(self.pusher.pushes), len(self._watch.beats)
         earlier, counted = await self._watch.heartbeat(), await self._fleet.engine_tokens()
-        rate = self._rate(cell, capacity)
+        rate, probe = self._rate(cell, capacity), await probe_s()
         await self._configure(settings(cell, slo))
+        began = ticks()
         async with self._beside(cell):
             span = await self._span(cell, rate, turn, turns)
             await self._watch.after(span.stop)
+        host = Host(stolen(began, ticks()), probe)
         await self._rest(slo)
         return Seen(
             cell=cell,
@@ -103,6 +106,7 @@ class Session:
             before=earlier,
             after=await self._watch.heartbeat(),
             engine_tokens=await self._fleet.engine_tokens() - counted,
+            host=host,
         )
 
     def _rate(self, cell: Cell, capacity: float) -> float:
@@ -162,7 +166,7 @@ class Session:
         """The same for every arm at a load."""
         if cell.load == DAY:
             return day(rate, self._plan.day_s, seed=self._plan.seed)
-        count = self._plan.users if cell.seats is None else self._plan.sweep_users
+        count = self._plan.sweep_users if cell.again or cell.seats is not None else self._plan.users
         return poisson(rate, count, seed=self._plan.seed)
 
     async def _rest(self, slo: Slo) -> None:
