@@ -11,7 +11,7 @@ from tests.bench.coserve.arms import ARMS, CONSTANT, DAY, GUARD, ROLLOUTS, USERS
 from tests.bench.coserve.beats import Beat, blocks, harvest_rate, kept_at
 from tests.bench.coserve.bootstrap import interval, paired_interval
 from tests.bench.coserve.harvest_share import Constant, efficiency, oracle
-from tests.bench.coserve.host import ticks
+from tests.bench.coserve.host import Quiet, ticks
 from tests.bench.coserve.report import comparison, keeps_slo
 from tests.bench.coserve.sweep import Sweep
 
@@ -128,3 +128,15 @@ def test_what_another_guest_had_is_read_from_the_processors_counters(tmp_path: P
     stat.write_text("cpu  50 5 10\n")
     assert ticks(stat) is None
     assert ticks(tmp_path / "none") is None
+
+
+def test_a_round_of_which_another_guest_took_much_is_measured_again_a_bounded_number_of_times() -> None:
+    quiet = Quiet(0.05, 2)
+    assert [quiet.again(steal) for steal in (None, 0.05, 0.06, 0.0, 0.3, 0.3)] == [
+        False,
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]

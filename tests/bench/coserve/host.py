@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 _STAT = Path("/proc/stat")
@@ -30,6 +30,25 @@ def ticks(path: Path = _STAT) -> tuple[int, int] | None:
         return None
     columns = [int(value) for value in line[1 : _STEAL + 2]]
     return (columns[_STEAL], sum(columns)) if len(columns) > _STEAL else None
+
+
+@dataclass(slots=True)
+class Quiet:
+    """Says which rounds are measured again, as another guest took too much of the machine in them."""
+
+    steal: float
+    """Most of a round that is kept."""
+    repeats: int
+    """Rounds that may be measured again."""
+    repeated: list[float] = field(default_factory=list)
+    """What was taken of those that were."""
+
+    def again(self, steal: float | None) -> bool:
+        """Whether this round does not count."""
+        if steal is None or steal <= self.steal or len(self.repeated) == self.repeats:
+            return False
+        self.repeated.append(steal)
+        return True
 
 
 def stolen(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:

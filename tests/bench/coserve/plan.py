@@ -43,6 +43,10 @@ class Plan:
     warm_s: float = 10.0
     """Before each cell's measured time."""
     rollouts_s: float = 120.0
+    steal: float = 0.05
+    """Share of the processors that another guest may have had of a round; one with more is measured again."""
+    repeats: int = 12
+    """Rounds of the whole run that may be. What users and rollouts felt in a round has no say in it."""
     push_every_s: float = 20.0
     push_rollouts: str = "keep"
     """`fleet.push.rollouts`. Pushes come so often that rollouts would be computed again half of the time."""

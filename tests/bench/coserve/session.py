@@ -18,7 +18,7 @@ from .arms import ARRIVAL, DAY, NO_ROLLOUTS, ROLLOUTS, Cell, Settings, resting, 
 from .arrivals import before, day, day_curve, poisson, share
 from .beats import Watch
 from .fleet import CoserveFleet
-from .host import Host, probe_s, stolen, ticks
+from .host import Host, Quiet, probe_s, stolen, ticks
 from .measure import Seen
 from .plan import Plan
 from .pushes import Pusher
@@ -54,6 +54,7 @@ class Session:
         self._watch = Watch(RedisBoard(store), fleet.config.fleet)
         self.pusher = pusher
         self._plan = plan
+        self.quiet = Quiet(plan.steal, plan.repeats)
 
     def now(self) -> str:
         """Who holds the seats, for a line of progress."""
@@ -67,7 +68,11 @@ class Session:
         await self._configure(NO_ROLLOUTS)
         await self._users.ready()
         await self._users.alone([0.05] * 5, name="warm-up")
-        return await self._users.alone([0.05] * self._plan.idle_users, name="idle")
+        while True:
+            began = ticks()
+            answers = await self._users.alone([0.05] * self._plan.idle_users, name="idle")
+            if not self.quiet.again(stolen(began, ticks())):
+                return answers
 
     async def _configure(self, wanted: Settings) -> None:
         """Returns when the replica is heard to have taken them. Raises RuntimeError where it refuses them, which its
@@ -83,8 +88,14 @@ class Session:
         return attainment(await self._users.crowd(at, name=f"probe-{number}"), slo)
 
     async def cell(self, cell: Cell, slo: Slo, capacity: float, *, turn: int = 0, turns: int = 1) -> Seen:
-        """With the users of one of its rounds, `turn` of `turns`; on an engine at rest, which it is after it too.
-        Raises RuntimeError where it does not come to rest."""
+        """With the users of one of its rounds, `turn` of `turns`; on an engine at rest, which it is after it too. Once
+        more where the machine was not quiet. Raises RuntimeError where the engine does not come to rest."""
+        while True:
+            seen = await self._cell(cell, slo, capacity, turn, turns)
+            if not self.quiet.again(seen.host.steal):
+                return seen
+
+    async def _cell(self, cell: Cell, slo: Slo, capacity: float, turn: int, turns: int) -> Seen:
         pushes, beats = len(self.pusher.pushes), len(self._watch.beats)
         earlier, counted = await self._watch.heartbeat(), await self._fleet.engine_tokens()
         rate, probe = self._rate(cell, capacity), await probe_s()
