@@ -158,6 +158,26 @@ async def test_an_unreadable_request_becomes_a_dead_letter_and_blocks_nothing(qu
     await assert_exact(queue)
 
 
+async def test_an_unreadable_request_that_is_nobodys_any_more_ends_no_consumer(
+    queue: RedisQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = await queue.submit([a_request(0)])
+    kept = await queue.submit([a_request(1)])
+    await queue._store.command("HSET", key(queue, f"group:{lost.group_ids[0]}"), "request", b"garbage")
+    run = queue._run
+
+    async def cancelled_meanwhile(name: str, *args: object) -> object:
+        if name == "give_back":
+            await queue.cancel(lost.id)
+        return await run(name, *args)
+
+    monkeypatch.setattr(queue, "_run", cancelled_meanwhile)
+    leases = await queue.lease("c", count=9, lease_s=30, purposes=TRAIN)
+    assert [lease.group_id for lease in leases] == list(kept.group_ids)
+    assert (await queue.ledger()).cancelled == 1
+    await assert_exact(queue)
+
+
 @pytest.mark.parametrize("stream", ["rollouts:train", "experience"])
 async def test_foreign_stream_entries_move_nothing_in_the_ledger(queue: RedisQueue, stream: str) -> None:
     submission = await queue.submit([a_request()])
