@@ -1,4 +1,4 @@
-"""A worker that cannot load says so in its answer; raised in it, the error of one would be left over for the next call."""
+"""A worker that cannot load says so in its answer: an error raised in one would be left over for the next call."""
 
 import shutil
 from pathlib import Path
@@ -25,7 +25,7 @@ async def test_a_load_that_fails_is_said_by_every_worker_and_the_engine_takes_th
     await rig.engine.pause()
     arguments = {"directory": str(broken), "refresh_tied_head": True}
     assert all(await rig.client.collective_rpc("load_in_place", kwargs=arguments))
-    with pytest.raises(WeightsError, match="[Ss]afetensor"):
+    with pytest.raises(WeightsError, match=r"[Ss]afetensor"):
         await rig.engine.reload(broken)
     await rig.engine.resume()
     await swap.load(rig.model, version=0)
