@@ -98,6 +98,7 @@ def test_an_arrival_may_take_the_idle_time_and_two_steps() -> None:
     found = _arrival(ttft=0.149, held=32)
     assert found["holds"] is True
     assert found["bound_s"] == pytest.approx(0.15)
+    assert found["beyond_own_steps_s"]["p99"] == pytest.approx(0.049)
     assert _arrival(ttft=0.151, held=32)["holds"] is False
 
 

@@ -207,8 +207,10 @@ def arrival_figures(seen: Seen, idle_ttft_s: Sequence[float], *, seats: int) -> 
     """Users who find every seat held by rollouts: their first token beside the idle one plus two engine steps.
 
     An engine step gives each running request a token, so a user's own time per token is the step at the batch of that
-    moment; the 99th percentiles are compared, the step being the median user's. `holds` is None, not measured, unless
-    nearly all of them found all of the engine's `seats` held, by the heartbeat before each.
+    moment; the 99th percentiles are compared, the step being the median user's. `beyond_own_steps_s` is what each
+    waited beyond two of its own steps, which a machine slow for a moment does not lengthen; the idle time is its
+    bound. `holds` is None, not measured, unless nearly all of them found all of the engine's `seats` held, by the
+    heartbeat before each.
     """
     ttft, alone = latencies([a.ttft_s for a in seen.answers]), latencies(idle_ttft_s)
     step = percentile([a.tpot_s for a in seen.answers], 0.5)
@@ -221,6 +223,7 @@ def arrival_figures(seen: Seen, idle_ttft_s: Sequence[float], *, seats: int) -> 
         "idle_ttft_s": alone,
         "engine_step_s": step,
         "bound_s": bound,
+        "beyond_own_steps_s": latencies([a.ttft_s - 2 * a.tpot_s for a in seen.answers]),
         "holds": (bound is not None and ttft["p99"] is not None and ttft["p99"] <= bound) if full else None,
     }
 
