@@ -107,7 +107,7 @@ async def _batch(one: Session, batch: Sequence[Cell], slo: Slo, plan: Plan, figu
     rounds = await _rounds(one, batch, slo, plan, figures)
     for cell in batch:
         _keep(rounds[cell], slo, plan, figures)
-    figures.put(repeated=one.quiet.repeated)
+    figures.put(repeated=one.quiet.repeated, waited_s=one.quiet.waited_s)
     _say(f"\n{table({cell.key: figures.cells[cell.key] for cell in batch})}")
 
 

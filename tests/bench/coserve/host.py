@@ -2,7 +2,9 @@
 
 import asyncio
 import hashlib
+import os
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +12,9 @@ _STAT = Path("/proc/stat")
 _STEAL = 7
 """Column of the time in which another guest had the processors; the two after it are part of others."""
 _PROBE_BYTES = 64 * 1024**2
+_PROBES = 4
+_AGAIN_S = 10.0
+"""Between two looks at a host that is not quiet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +24,7 @@ class Host:
     steal: float | None
     """Share of its processors' time that another guest had; None where the system does not say."""
     probe_s: float
-    """That one core took for a fixed piece of work right before it."""
+    """That a core took for a fixed piece of work right before it, while all had one."""
 
 
 def ticks(path: Path = _STAT) -> tuple[int, int] | None:
@@ -30,25 +35,6 @@ def ticks(path: Path = _STAT) -> tuple[int, int] | None:
         return None
     columns = [int(value) for value in line[1 : _STEAL + 2]]
     return (columns[_STEAL], sum(columns)) if len(columns) > _STEAL else None
-
-
-@dataclass(slots=True)
-class Quiet:
-    """Says which rounds are measured again, as another guest took too much of the machine in them."""
-
-    steal: float
-    """Most of a round that is kept."""
-    repeats: int
-    """Rounds that may be measured again."""
-    repeated: list[float] = field(default_factory=list)
-    """What was taken of those that were."""
-
-    def again(self, steal: float | None) -> bool:
-        """Whether this round does not count."""
-        if steal is None or steal <= self.steal or len(self.repeated) == self.repeats:
-            return False
-        self.repeated.append(steal)
-        return True
 
 
 def stolen(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
@@ -62,13 +48,45 @@ def stolen(before: tuple[int, int] | None, after: tuple[int, int] | None) -> flo
     return (after[0] - before[0]) / (after[1] - before[1])
 
 
-async def probe_s() -> float:
-    """Seconds of one core for a digest, in a thread."""
-    return await asyncio.to_thread(_digest)
+async def probe() -> Host:
+    """All processors at work for about a second, since a guest that wants none of them loses none."""
+    began = ticks()
+    seconds = await asyncio.gather(*(asyncio.to_thread(_digests) for _ in range(os.cpu_count() or 1)))
+    return Host(stolen(began, ticks()), max(seconds))
 
 
-def _digest() -> float:
-    data = bytes(_PROBE_BYTES)
-    started = time.perf_counter()
-    hashlib.sha256(data).digest()
-    return time.perf_counter() - started
+def _digests() -> float:
+    """Seconds for one of them."""
+    data, started = bytes(_PROBE_BYTES), time.perf_counter()
+    for _ in range(_PROBES):
+        hashlib.sha256(data).digest()
+    return (time.perf_counter() - started) / _PROBES
+
+
+@dataclass(slots=True)
+class Quiet:
+    """Waits for a machine that has its processors, and says which rounds are measured again as it had not."""
+
+    steal: float
+    """Most of a round that is kept."""
+    repeats: int
+    """Rounds that may be measured again."""
+    patience_s: float
+    """That may be waited in all."""
+    repeated: list[float] = field(default_factory=list)
+    """What was taken of those that were."""
+    waited_s: float = 0.0
+
+    async def wait(self, look: Callable[[], Awaitable[Host]] = probe, *, pause_s: float = _AGAIN_S) -> Host:
+        """Returns the machine as it is when it is quiet, or when patience is at its end."""
+        while (host := await look()).steal is not None and host.steal > self.steal and self.waited_s < self.patience_s:
+            await asyncio.sleep(pause_s)
+            self.waited_s += pause_s
+        return host
+
+    def again(self, steal: float | None) -> bool:
+        """Whether this round does not count."""
+        if steal is None or steal <= self.steal or len(self.repeated) == self.repeats:
+            return False
+        self.repeated.append(steal)
+        return True

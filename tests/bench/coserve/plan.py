@@ -47,6 +47,8 @@ class Plan:
     """Share of the processors that another guest may have had of a round; one with more is measured again."""
     repeats: int = 12
     """Rounds of the whole run that may be. What users and rollouts felt in a round has no say in it."""
+    patience_s: float = 1800.0
+    """That the run may wait for a machine that has its processors."""
     push_every_s: float = 20.0
     push_rollouts: str = "keep"
     """`fleet.push.rollouts`. Pushes come so often that rollouts would be computed again half of the time."""

@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollout.board import Heartbeat
 from rollout.redis_board import RedisBoard
@@ -18,7 +18,7 @@ from .arms import ARRIVAL, DAY, NO_ROLLOUTS, ROLLOUTS, Cell, Settings, resting, 
 from .arrivals import before, day, day_curve, poisson, share
 from .beats import Watch
 from .fleet import CoserveFleet
-from .host import Host, Quiet, probe_s, stolen, ticks
+from .host import Quiet, stolen, ticks
 from .measure import Seen
 from .plan import Plan
 from .pushes import Pusher
@@ -54,7 +54,7 @@ class Session:
         self._watch = Watch(RedisBoard(store), fleet.config.fleet)
         self.pusher = pusher
         self._plan = plan
-        self.quiet = Quiet(plan.steal, plan.repeats)
+        self.quiet = Quiet(plan.steal, plan.repeats, plan.patience_s)
 
     def now(self) -> str:
         """Who holds the seats, for a line of progress."""
@@ -69,6 +69,7 @@ class Session:
         await self._users.ready()
         await self._users.alone([0.05] * 5, name="warm-up")
         while True:
+            await self.quiet.wait()
             began = ticks()
             answers = await self._users.alone([0.05] * self._plan.idle_users, name="idle")
             if not self.quiet.again(stolen(began, ticks())):
@@ -83,9 +84,13 @@ class Session:
     async def probe(self, search: CapacitySearch, rate: float, slo: Slo, *, number: int) -> float:
         """Attainment of users alone at a rate."""
         count = self._plan.confirm_users if search.confirming else self._plan.probe_users
-        start = time.time() + _LEAD_S
-        at = [start + s for s in poisson(rate, count, seed=self._plan.seed + 100 + number)]
-        return attainment(await self._users.crowd(at, name=f"probe-{number}"), slo)
+        while True:
+            await self.quiet.wait()
+            start, began = time.time() + _LEAD_S, ticks()
+            at = [start + s for s in poisson(rate, count, seed=self._plan.seed + 100 + number)]
+            answers = await self._users.crowd(at, name=f"probe-{number}")
+            if not self.quiet.again(stolen(began, ticks())):
+                return attainment(answers, slo)
 
     async def cell(self, cell: Cell, slo: Slo, capacity: float, *, turn: int = 0, turns: int = 1) -> Seen:
         """With the users of one of its rounds, `turn` of `turns`; on an engine at rest, which it is after it too. Once
@@ -98,13 +103,13 @@ class Session:
     async def _cell(self, cell: Cell, slo: Slo, capacity: float, turn: int, turns: int) -> Seen:
         pushes, beats = len(self.pusher.pushes), len(self._watch.beats)
         earlier, counted = await self._watch.heartbeat(), await self._fleet.engine_tokens()
-        rate, probe = self._rate(cell, capacity), await probe_s()
+        rate, host = self._rate(cell, capacity), await self.quiet.wait()
         await self._configure(settings(cell, slo))
         began = ticks()
         async with self._beside(cell):
             span = await self._span(cell, rate, turn, turns)
             await self._watch.after(span.stop)
-        host = Host(stolen(began, ticks()), probe)
+        host = replace(host, steal=stolen(began, ticks()))
         await self._rest(slo)
         return Seen(
             cell=cell,
