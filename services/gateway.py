@@ -34,7 +34,8 @@ from services.gateway_app import build_app
 from services.gateway_parts import assemble
 from services.lender import Lender
 from services.logs import plain_logs
-from services.role_router import REFUSALS, NotServing
+from services.refusals import REFUSALS
+from services.role_router import NotServing
 from services.tokenizer import HuggingFaceTokenizer
 
 log = structlog.get_logger(__name__)

@@ -7,6 +7,7 @@ keeps a late one's wishes away.
 """
 
 import asyncio
+import math
 import os
 import socket
 import time
@@ -35,6 +36,8 @@ _QUEUES_S = 5.0
 """Between two looks at the queues."""
 _SILENT_S = 3.0
 """Replicas send a heartbeat a second."""
+_LEADS = 1 / 3
+"""Of a wish's time: whoever leads next still finds the wish."""
 _ABLE = frozenset({ReplicaState.HEALTHY, ReplicaState.STALE})
 
 _log = structlog.get_logger(__name__)
@@ -88,7 +91,7 @@ class Lender:
         """One look, one decision. Raises StoreUnavailable, and Fenced where another gateway has the lead now."""
         now = self._clock()
         self._forecast.observe(now, self._in_flight())
-        epoch = await self._wishes.lead(self._config.fleet, self._holder, ttl_s=self._lending.wish_s)
+        epoch = await self._wishes.lead(self._config.fleet, self._holder, ttl_s=self._lending.wish_s * _LEADS)
         if epoch is None:
             return
         if epoch != self._epoch:
@@ -99,22 +102,29 @@ class Lender:
         price = self._meter.price(beats)
         silent = self._heard.silent(beats, now)
         situation = self._situation(now, beats, silent, price, await self._groups_waiting(now))
+        self._forget_gone(beats, now)
         self.decision = decide(self.decision, situation, self._terms(), price, now)
         self._choose(beats, silent, now, situation)
         wish = Wish(epoch, self.lent, dict(self._decided_at))
         await self._wishes.wish(self._config.fleet, wish, ttl_s=self._lending.wish_s)
 
     async def _take_over(self, now: float) -> None:
-        """What an earlier leader lent stays lent, as long as users can spare it."""
-        if (wish := await self._wishes.wished(self._config.fleet)) is not None:
-            self.lent, self._decided_at = wish.lent, dict(wish.decided_at)
-            self.decision = Lending(len(wish.lent), changed_at=now)
+        """What an earlier leader lent stays lent, as long as its wish lasts and users can spare it."""
+        wish = await self._wishes.wished(self._config.fleet) or Wish(0, frozenset())
+        self.lent, self._decided_at = wish.lent, dict(wish.decided_at)
+        self.decision = Lending(len(wish.lent), changed_at=now if wish.lent else -math.inf)
+
+    def _forget_gone(self, beats: Sequence[Heartbeat], now: float) -> None:
+        """One that was lent and is gone was not called back: another in its place is a new decision, by all rules."""
+        held = sum(beat.replica in self.lent for beat in _able(beats))
+        if held < self.decision.lent:
+            self.decision = Lending(held, changed_at=now)
 
     def _situation(
         self, now: float, beats: Sequence[Heartbeat], silent: Collection[str], price: Price, waiting: int
     ) -> Situation:
         at, windows = datetime.fromtimestamp(now, self._zone), self._lending.calendar
-        able = _able(beats)
+        able = _counted(beats, self.lent, silent)
         replicas = len(able)
 
         def lasts_s(count: int) -> float:
@@ -187,6 +197,18 @@ def chosen(
 def _able(beats: Sequence[Heartbeat]) -> list[Heartbeat]:
     """That serve, are lent, or are on their way between the two."""
     return [beat for beat in beats if beat.state in _ABLE and beat.role not in {None, ReplicaRole.BROKEN}]
+
+
+def _counted(beats: Sequence[Heartbeat], lent: Collection[str], silent: Collection[str]) -> list[Heartbeat]:
+    """That users can have: one that served them and is not heard of any more is taken for dead at once.
+
+    Where nothing is heard of any of them it is the board that fails, and says nothing of one.
+    """
+    able = _able(beats)
+    if all(beat.replica in silent for beat in able):
+        return able
+    served = {beat.replica for beat in able if beat.role is ReplicaRole.SERVING and beat.replica not in lent}
+    return [beat for beat in able if beat.replica not in served or beat.replica not in silent]
 
 
 def _serves(beat: Heartbeat, silent: Collection[str]) -> bool:

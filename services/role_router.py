@@ -5,7 +5,6 @@ again, and for as long as the view may be stale the router leaves out who refuse
 """
 
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,11 +12,10 @@ from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, R
 
 from rollout.board import ReplicaRole
 from rollout.errors import NightshiftError
+from services import refusals
 
 ROLE = "nightshift_role"
 """Of a replica's routing stats; missing where it has none."""
-STALE_S = 2.0
-"""Longest that a changed role takes to a router: it is asked for every 0.5 s, and passed on by the controller."""
 
 
 class NotServing(NightshiftError, RuntimeError):
@@ -31,25 +29,6 @@ class NotServing(NightshiftError, RuntimeError):
 
     def __str__(self) -> str:
         return f"replica {self.replica} is {self.role}"
-
-
-class Refusals:
-    """Who refused lately; read by the router's thread while the gateway's writes."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._until: dict[str, float] = {}
-
-    def add(self, replica: str) -> None:
-        self._until = {r: until for r, until in self._until.items() if until > self._clock()}
-        self._until = {**self._until, replica: self._clock() + STALE_S}
-
-    def __contains__(self, replica: str) -> bool:
-        return self._until.get(replica, 0.0) > self._clock()
-
-
-REFUSALS = Refusals()
-"""Of this process: Serve makes the routers itself, one for each handle."""
 
 
 def eligible(roles: Mapping[str, str | None], refused: Callable[[str], bool]) -> list[str]:
@@ -81,7 +60,7 @@ class RoleRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]
             # all that can be asked are asked: where none takes it, Serve would come back here without a pause
             pending_request.routing_context.should_backoff = True
         known = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        willing = eligible({name: _role(replica) for name, replica in known.items()}, REFUSALS.__contains__)
+        willing = eligible({name: _role(replica) for name, replica in known.items()}, refusals.REFUSALS.__contains__)
         return [[known[name] for name in _two(willing)]] if willing else []
 
 

@@ -9,7 +9,8 @@ from starlette.responses import JSONResponse, Response
 
 from services.api_errors import ApiError
 from services.gateway import EngineBackend
-from services.role_router import REFUSALS, STALE_S, NotServing
+from services.refusals import REFUSALS, STALE_S
+from services.role_router import NotServing
 
 BODY = {"model": "policy", "prompt": "a b", "max_tokens": 4}
 

@@ -183,6 +183,34 @@ async def test_none_is_lent_on_account_of_one_that_is_not_heard_of() -> None:
     assert await stand.pass_time(30) == 1, "what is lent stays so"
 
 
+async def test_lent_ones_are_called_back_when_one_that_serves_falls_silent() -> None:
+    stand = await a_stand()
+    stand.board.replicas_alive = [beat("a"), beat("b"), beat("c", ReplicaRole.RECLAIMING)]
+    assert await stand.pass_time(30) == 1
+    assert stand.lender.lent == {"a"}
+    stand.users = 9
+    stand.silent = {"b"}
+    assert await stand.pass_time(3) == 1
+    assert await stand.pass_time(2) == 0
+
+
+async def test_one_in_the_place_of_a_lent_one_that_is_gone_is_a_new_decision() -> None:
+    stand = await a_stand()
+    stand.users = 8
+    stand.board.replicas_alive = [beat(name) for name in "abcd"]
+    assert await stand.pass_time(30) == 1
+    stand.board.replicas_alive = [beat(name) for name in "bcd"]
+    assert await stand.pass_time(1) == 0
+    assert await stand.pass_time(60) == 0, "with 8 users, three are the headroom"
+
+
+async def test_a_leader_that_finds_no_wish_begins_with_none_lent() -> None:
+    stand = await a_stand()
+    assert await stand.pass_time(30) == 3
+    stand.wishes.leader, stand.wishes.epoch, stand.wishes.now = "", 1, None
+    assert await stand.pass_time(1) == 0
+
+
 async def test_a_replica_that_is_gone_is_not_counted() -> None:
     stand = await a_stand()
     assert await stand.pass_time(30) == 3

@@ -6,11 +6,14 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from ray import cloudpickle
 from ray.serve._private.common import RequestMetadata
 from ray.serve.request_router import PendingRequest
 
 from rollout.board import ReplicaRole
-from services.role_router import REFUSALS, ROLE, STALE_S, NotServing, Refusals, RoleRouter, eligible
+from services import role_router
+from services.refusals import REFUSALS, STALE_S, Refusals
+from services.role_router import ROLE, NotServing, RoleRouter, eligible
 
 roles = st.dictionaries(st.text("abcdef", min_size=1, max_size=2), st.none() | st.sampled_from(ReplicaRole), max_size=8)
 
@@ -68,6 +71,18 @@ async def test_who_refused_is_left_out_until_its_role_is_known() -> None:
     found = candidates(refused="serving", other="serving")
     REFUSALS.add("refused")
     assert await choose(found) == [["other"]]
+
+
+async def test_the_router_that_serve_makes_of_a_pickle_hears_of_refusals_too() -> None:
+    cloudpickle.register_pickle_by_value(role_router)  # as Serve does
+    try:
+        choose_replicas = cloudpickle.loads(cloudpickle.dumps(RoleRouter.choose_replicas))
+    finally:
+        cloudpickle.unregister_pickle_by_value(role_router)
+    assert choose_replicas.__globals__ is not RoleRouter.choose_replicas.__globals__
+    REFUSALS.add("refused later")
+    ranks = await choose_replicas(None, candidates(**{"refused later": "serving", "other": "serving"}))
+    assert [[replica.replica_id.unique_id for replica in rank] for rank in ranks] == [["other"]]
 
 
 def test_a_refusal_is_forgotten_when_the_view_is_no_longer_stale() -> None:
