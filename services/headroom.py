@@ -1,8 +1,8 @@
 """How near to their SLO users may come before rollouts get fewer seats: learned from users who shared the engine.
 
-    a user ended outside:  a step down, one for all who share a cause
+    a user ended outside:  a step down, and nobody counts for a while: who shares the cause would count for it again
     a user ended inside:   miss_share / (1 - miss_share) of such a step up
-    time goes by:          back to where learning began, if it is below that
+    nobody ends for long:  back to where learning began, if it is below that
 
 The pace of a mean step says nothing of how far single users lie from it; who missed a target does. Up and down balance
 where `miss_share` of the users miss: Kaernbach, "Simple adaptive testing with the weighted up-down method", Perception
@@ -22,8 +22,10 @@ _FIRST, _LEAST = 0.9, 0.4
 _STEP = 0.1
 """Of the logarithm, for one user who missed."""
 _APART_S = 2.0
-"""Between two steps down: users of one prompt list, or of one slow moment, have one cause, and the guard's answer to it
-takes a while to be felt."""
+"""After a step down: users of one prompt list, or of one slow moment, have one cause, and the guard's answer to it
+takes a while to be felt. Those who end inside count as little as those who miss, or many would outvote any miss."""
+_SILENT_S = 30.0
+"""Without a user who teaches, before what was learned is forgotten."""
 _FORGET_S = 300.0
 """In which it comes back most of the way to where it began."""
 _FEWEST_TOKENS, _SHORTEST_S = 8, 1.0
@@ -38,6 +40,7 @@ class Headroom:
     since: float = -math.inf
     """Users who came before it, monotonic, came under other settings."""
     lowered_at: float = -math.inf
+    taught_at: float = -math.inf
 
 
 def first_headroom(slo: SloConfig, now: float) -> Headroom:
@@ -56,16 +59,22 @@ def next_headroom(
     >>> looks = [(), (fast,), (slow,), (slow,) * 8, (fast,) * 999]
     >>> [round(next_headroom(before, ended, 4.0, 0.0, beside_at=3.0, slo=slo).share, 4) for ended in looks]
     [0.7, 0.7007, 0.634, 0.6385, 0.9]
+    >>> lowered = next_headroom(before, [slow], 4.0, 0.0, beside_at=3.0, slo=slo)
+    >>> next_headroom(lowered, [fast] * 99, 5.0, 0.0, beside_at=3.0, slo=slo).share == lowered.share
+    True
     >>> next_headroom(before, [slow], 4.0, 0.0, beside_at=-1.0, slo=slo) == before
     True
     """
     taught = [times for times in ended if before.since <= times.arrived <= beside_at]
-    lowers = any(_missed(times, slo) for times in taught) and now - before.lowered_at >= _APART_S
-    first = _FIRST * slo.most_headroom
+    taught_at = now if taught else before.taught_at
+    if now - before.lowered_at < _APART_S:
+        return replace(before, taught_at=taught_at)
+    lowers = any(_missed(times, slo) for times in taught)
     share = before.share * math.exp(_STEP * (slo.miss_share * len(taught) - lowers))
-    share += max(0.0, first - share) * dt / _FORGET_S
+    if now - taught_at > _SILENT_S:
+        share += max(0.0, _FIRST * slo.most_headroom - share) * dt / _FORGET_S
     share = min(slo.most_headroom, max(_LEAST * slo.most_headroom, share))
-    return replace(before, share=share, lowered_at=now if lowers else before.lowered_at)
+    return Headroom(share, before.since, now if lowers else before.lowered_at, taught_at)
 
 
 def _missed(times: RequestTimes, slo: SloConfig) -> bool:

@@ -89,7 +89,7 @@ class Replica:
             still_until=lambda: self._swap.still_until,
         )
         self.users = self.keeper.users
-        self._swap = way_in(config, engine, self.keeper.aside)
+        self._swap = way_in(config, engine, self.keeper.aside, self.keeper.spare)
         turns = Turns(RedisTurns(store, config.fleet), self.name, config.push)
         self.harvester = Harvester(
             replica=self.name,

@@ -9,6 +9,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +21,7 @@ from rollout.types import Partial, Sampling
 from rollout.weights import Canary, WeightManifest
 from services.adapters import Adapter, AdapterPlaces
 from services.sample_run import Generation
-from services.swap import EngineBroken, canary_gap
+from services.swap import EngineBroken, Spare, canary_gap
 
 _log = structlog.get_logger(__name__)
 
@@ -75,12 +76,23 @@ class AdapterEngine(Protocol):
 class RolloutAdapters:
     """The engine as rollouts see it (`sample_run.Generator`), and how new versions get into it (`swap.Weights`)."""
 
-    def __init__(self, engine: AdapterEngine, *, places: int, first: int, max_rank: int, watchdog_s: float) -> None:
-        """`first` is the number of the first adapter; smaller ones are for users."""
+    def __init__(
+        self,
+        engine: AdapterEngine,
+        *,
+        places: int,
+        first: int,
+        max_rank: int,
+        watchdog_s: float,
+        spare: Spare = nullcontext,
+    ) -> None:
+        """`first` is the number of the first adapter; smaller ones are for users. Within `spare` the engine has a seat
+        for a check."""
         self._engine = engine
         self._places = AdapterPlaces(places, first=first)
         self._max_rank = max_rank
         self._watchdog_s = watchdog_s
+        self._spare = spare
         self._generations: dict[Adapter, set[Generation]] = defaultdict(set)
         self._fewer = asyncio.Event()
         """Requests or adapters."""
@@ -195,7 +207,7 @@ class RolloutAdapters:
                 self._end(adapter)
 
         gap, self.unscored = await canary_gap(
-            canary, score, longest=self.max_scored_tokens, watchdog_s=self._watchdog_s
+            canary, score, longest=self.max_scored_tokens, watchdog_s=self._watchdog_s, spare=self._spare
         )
         return gap
 

@@ -2,7 +2,7 @@
 
     inside the SLO:       limit += increase_per_s * seats * dt, where the limit is what holds rollouts back
     near its edge:        limit *= ease
-    outside, a breach:    limit *= decrease, and no rollout for hold_s
+    outside, a breach:    limit *= decrease, once, and no rollout until hold_s after the last look that found it
 
 Rollouts get what users leave of the limit, so that an engine step takes as long with many users as with few. New ones
 get only what users left of it at their most of late: users come and go by the second, and a sample that is let in for a
@@ -32,11 +32,15 @@ class Felt:
     tpot_s: float | None
     """95th percentile of users' mean time between tokens."""
     step_s: float | None
-    """Mean time between two tokens of any sequence, one engine step."""
+    """Mean time of an engine step."""
+    token_s: float | None
+    """Mean time between two tokens of a sequence; less than a step where a step brings several."""
     kv_usage: float
     """Share of the KV cache in use, 0 to 1."""
     sequences: int
     """Of users, at their most of late, and of rollouts."""
+    beside: bool
+    """Whether rollouts held a seat since the limit was last changed: only then is it to blame."""
     met_steps: int = 2
     """Steps with rollouts before the first token of whoever comes next: the one that is running, and the one that
     computes the prompt where rollouts do not give way to it."""
@@ -58,10 +62,13 @@ def next_guard(
 ) -> Guard:
     """The guard after `dt` seconds more, at `now` (monotonic); the engine has `most` seats, and users are near an edge
     beyond the share `headroom` of a target."""
-    pressure = _pressure(felt, slo, idle)
+    blamed = felt.beside and now >= guard.closed_until
     if _breached(felt, slo):
-        return Guard(_less(guard, felt, slo.decrease), closed_until=now + slo.hold_s, since=now)
-    if pressure > headroom or felt.kv_usage > KV_EDGE:
+        limit = _less(guard, felt, slo.decrease) if blamed else guard.limit
+        return Guard(limit, closed_until=now + slo.hold_s, since=now)
+    if _pressure(felt, slo, idle) > headroom or felt.kv_usage > KV_EDGE:
+        if not blamed:
+            return guard
         return Guard(_less(guard, felt, slo.ease), closed_until=guard.closed_until, since=now)
     if felt.sequences + 1 < guard.limit:  # a limit that nothing reaches proves nothing
         return guard
@@ -109,7 +116,7 @@ def _pressure(felt: Felt, slo: SloConfig, idle: IdleSpeed) -> float:
         coming = None if felt.step_s is None else idle.first_token_s + felt.met_steps * felt.step_s
         shares += [seen / slo.ttft_s for seen in (felt.ttft_s, coming) if seen is not None]
     if slo.tpot_s is not None:
-        shares += [seen / slo.tpot_s for seen in (felt.tpot_s, felt.step_s) if seen is not None]
+        shares += [seen / slo.tpot_s for seen in (felt.tpot_s, felt.token_s) if seen is not None]
     return max(shares)
 
 

@@ -3,8 +3,8 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -30,6 +30,10 @@ _LOOK_S = 0.005
 _SLACK = 0.25
 """Share of the seats that samples may hold beyond a limit that sank: to be cut costs a sample a prefill, and to end by
 itself costs nothing. After a breach none may."""
+
+
+_STEPS_TO_SEE = 2
+"""Of the engine, before it shows whether a request is begun: one may have run when it came, or when room was made."""
 
 
 class Watched(Protocol):
@@ -74,7 +78,8 @@ class SeatKeeper:
         self._beside_at = -math.inf
         self._headroom, self._learned_under = first_headroom(slo, clock()), slo
         self._guard = Guard(limit=harvest.user_reserve + 1.0)
-        self._room = total
+        self._room, self._made_room_at = total, -_STEPS_TO_SEE
+        self._spared = 0
         self._looked_at = clock()
         self._role: ReplicaRole | None = None
         self._aside = False
@@ -130,6 +135,18 @@ class SeatKeeper:
             self._aside = False
             self.resize()
 
+    @contextmanager
+    def spare(self) -> Iterator[None]:
+        """Within it rollouts leave one seat more than users hold: a check of weights would wait in vLLM for a rollout
+        to end."""
+        self._spared += 1
+        self.resize()
+        try:
+            yield
+        finally:
+            self._spared -= 1
+            self.resize()
+
     async def _first_tokens(self) -> None:
         now = self._clock()
         with suppress(TimeoutError):
@@ -165,6 +182,8 @@ class SeatKeeper:
         """Users came or went, or the limit moved."""
         self._peak.set(self._clock(), self.users.held)
         most_seats = self._total if self._harvest.max_seats is None else self._harvest.max_seats
+        if self._spared:
+            most_seats = max(0, min(most_seats, self._total - self.users.held - 1))
         most_seats = min(most_seats, self._room)
         preempts = self._harvest.preempt or self._role is not None or self._aside
         self.seats.pace = self._pace()
@@ -188,10 +207,12 @@ class SeatKeeper:
         """Where users wait for blocks of it, with an SLO or without."""
         still = self._still_until()  # nobody's tokens came before, whoever held the cache
         waits = [now - max(user.arrived, still) for user in self._engine.users().values() if user.first is None]
-        room, kv_usage = self._room, self._engine.step_log.kv_usage
-        self._room = next_room(
-            room, held=self.seats.held, total=self._total, kv_usage=kv_usage, waited_s=max(waits, default=0.0)
-        )
+        log, room = self._engine.step_log, self._room
+        known = min(log.waiting_steps, log.steps - self._made_room_at) >= _STEPS_TO_SEE
+        waited_s = max(waits, default=0.0) if known else 0.0
+        self._room = next_room(room, held=self.seats.held, total=self._total, kv_usage=log.kv_usage, waited_s=waited_s)
+        if self._room < room:
+            self._made_room_at = log.steps
         if self._room != room:
             self.resize()
 
@@ -201,6 +222,8 @@ class SeatKeeper:
         if still > now:
             return
         self._learn(now, dt)
+        if self._aside:  # who waits now waits for no rollout
+            return
         was_open = now >= self._guard.closed_until
         self._guard = next_guard(
             self._guard,
@@ -224,13 +247,15 @@ class SeatKeeper:
         )
 
     def _felt(self, now: float, still: float) -> Felt:
-        since = max(self._guard.since, still)
+        since, log = max(self._guard.since, still), self._engine.step_log
         return Felt(
             ttft_s=self._window.ttft_s(now, since, still=still),
             tpot_s=self._window.tpot_s(now, since),
-            step_s=self._engine.step_log.step_s(since),
-            kv_usage=self._engine.step_log.kv_usage,
+            step_s=log.step_s(since),
+            token_s=log.token_s(since),
+            kv_usage=log.kv_usage,
             sequences=self._peak.most(now) + self.seats.held,
+            beside=self._beside_at > since,
             met_steps=1 if self._engine.rollouts_give_way else 2,
         )
 

@@ -11,7 +11,7 @@ from services.config import FleetConfig
 from services.rehearsal import RehearsalFailed, rehearse
 from services.rollout_adapters import RolloutAdapters
 from services.staging import Staging
-from services.swap import WeightSwap
+from services.swap import Spare, WeightSwap
 from services.vllm_engine import USER_ADAPTER, VllmEngine
 
 WayIn = WeightSwap | RolloutAdapters
@@ -19,15 +19,18 @@ WayIn = WeightSwap | RolloutAdapters
 _log = structlog.get_logger(__name__)
 
 
-def way_in(config: FleetConfig, engine: VllmEngine, aside: Callable[[], AbstractAsyncContextManager[None]]) -> WayIn:
+def way_in(
+    config: FleetConfig, engine: VllmEngine, aside: Callable[[], AbstractAsyncContextManager[None]], spare: Spare
+) -> WayIn:
     """Whole weights in the place of the engine's, for which rollouts step `aside` unless they keep what is computed of
-    them, or adapters beside them."""
+    them, or adapters beside them; for a check of either they `spare` a seat."""
     sharing, watchdog_s = config.sharing, config.push.watchdog_s
     if sharing.mode != "adapter":
         return WeightSwap(
             engine,
             watchdog_s=watchdog_s,
             aside=nullcontext if config.push.rollouts == "keep" else aside,
+            spare=spare,
             ahead=config.push.ahead,
         )
     return RolloutAdapters(
@@ -36,6 +39,7 @@ def way_in(config: FleetConfig, engine: VllmEngine, aside: Callable[[], Abstract
         first=USER_ADAPTER + 1,
         max_rank=sharing.max_lora_rank,
         watchdog_s=watchdog_s,
+        spare=spare,
     )
 
 

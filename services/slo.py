@@ -27,7 +27,7 @@ class SloConfig(Settings):
     """Share of the seats that stays near a target, at each look that finds users there."""
     decrease: float = Field(default=0.7, gt=0, lt=1)
     """Share of the seats that rollouts come back to after a target was missed."""
-    hold_s: float = Field(default=0.5, ge=0, le=60)
+    hold_s: float = Field(default=0.5, gt=0, le=60)
     """Time without rollouts after a target was missed."""
 
     @property

@@ -2,7 +2,8 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 _STEPS = 2048
@@ -11,6 +12,17 @@ _EVIDENCE_S = 0.5
 """A mean is taken over so long at least: of a few short steps one with a prefill would be all of it."""
 _FRESH_S = 1.0
 """A step that ended longer ago says nothing of now."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """Between a step and the one before."""
+
+    at: float
+    """When it ended."""
+    seconds: float
+    tokens: float
+    """Of each sequence, mean."""
 
 
 class StepLog:
@@ -22,30 +34,47 @@ class StepLog:
         """Since the start, those that only read a part of a prompt too."""
         self.kv_usage = 0.0
         """Share of the KV cache in use."""
-        self._gaps: deque[tuple[float, float]] = deque(maxlen=_STEPS)
+        self.waiting_steps = 0
+        """Steps in a row, up to the newest, after which a request waited to be begun."""
+        self._gaps: deque[_Gap] = deque(maxlen=_STEPS)
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, **_: object) -> None:
         """After one step of the engine."""
         if scheduler_stats is not None:
             self.steps += 1
             self.kv_usage = float(scheduler_stats.kv_cache_usage)
+            self.waiting_steps = self.waiting_steps + 1 if scheduler_stats.num_waiting_reqs else 0
         if iteration_stats is not None and (gaps := iteration_stats.inter_token_latencies_iter):
+            sequences = len(gaps) + len(iteration_stats.time_to_first_tokens_iter)
+            tokens = max(1.0, iteration_stats.num_generation_tokens / sequences)
             # those of sequences that were left out of the step before span it too
-            self._gaps.append((self._clock(), min(gaps)))
+            self._gaps.append(_Gap(self._clock(), min(gaps), tokens))
 
     def step_s(self, since: float) -> float | None:
-        """Mean time between two tokens of a sequence that is in every step, of the newest steps that fill half a second
-        and began after `since`, by the clock; None where there are not so many."""
-        if not self._gaps or self._gaps[-1][0] < self._clock() - _FRESH_S:
-            return None
-        total = 0.0
-        for count, (at, gap) in enumerate(reversed(self._gaps), start=1):
-            if at - gap < since:
-                return None
-            total += gap
+        """Mean time of a step, of the newest that fill half a second and began after `since`, by the clock; None where
+        there are not so many."""
+        newest = self._newest(since)
+        return sum(gap.seconds for gap in newest) / len(newest) if newest else None
+
+    def token_s(self, since: float) -> float | None:
+        """Of the same steps the mean time between two tokens of a sequence: speculative decoding brings several a
+        step."""
+        newest = self._newest(since)
+        return sum(gap.seconds for gap in newest) / sum(gap.tokens for gap in newest) if newest else None
+
+    def _newest(self, since: float) -> Sequence[_Gap]:
+        """Steps that fill half a second; none where those since then do not."""
+        if not self._gaps or self._gaps[-1].at < self._clock() - _FRESH_S:
+            return ()
+        total, found = 0.0, list[_Gap]()
+        for gap in reversed(self._gaps):
+            if gap.at - gap.seconds < since:
+                return ()
+            total += gap.seconds
+            found.append(gap)
             if total >= _EVIDENCE_S:
-                return total / count
-        return None
+                return found
+        return ()
 
     def log(self) -> None:
         """Nothing to write."""

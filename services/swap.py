@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -21,6 +21,10 @@ _CANARY_COURTESY_S = 0.2
 """For them before each of the canary's sequences: a step that computes one is longer by as much as a first token is."""
 NO_GAP = 1e9
 """Stands for a gap that is not a finite number, or not known."""
+
+
+Spare = Callable[[], AbstractContextManager[None]]
+"""Within it rollouts leave the engine a seat: vLLM takes none from what runs."""
 
 
 class EngineBroken(NightshiftError, RuntimeError):
@@ -106,14 +110,16 @@ class WeightSwap:
         *,
         watchdog_s: float,
         aside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        spare: Spare = nullcontext,
         ahead: bool = True,
         refresh_tied_head: bool = True,
     ) -> None:
         """With `ahead` there is something to `prepare`. Within `aside` the engine works on no rollout: their tokens are
         to be of the weights that they say, from the first one computed to the last, while users' requests go on with
-        what was computed of them."""
+        what was computed of them. Within `spare` it has a seat for a check."""
         self._engine = engine
         self._aside = aside
+        self._spare = spare
         self._watchdog_s = watchdog_s
         self._ahead = ahead
         self._refresh_tied_head = refresh_tied_head
@@ -192,7 +198,7 @@ class WeightSwap:
         verified, and no reason to end a replica that serves users.
         """
         gap, self.unscored = await canary_gap(
-            canary, self._score, longest=self.max_scored_tokens, watchdog_s=self._watchdog_s
+            canary, self._score, longest=self.max_scored_tokens, watchdog_s=self._watchdog_s, spare=self._spare
         )
         return gap
 
@@ -228,7 +234,12 @@ class WeightSwap:
 
 
 async def canary_gap(
-    canary: Canary, score: Callable[[Sequence[int]], Awaitable[tuple[float, ...]]], *, longest: int, watchdog_s: float
+    canary: Canary,
+    score: Callable[[Sequence[int]], Awaitable[tuple[float, ...]]],
+    *,
+    longest: int,
+    watchdog_s: float,
+    spare: Spare = nullcontext,
 ) -> tuple[float, str]:
     """The gap, and why the engine did not answer (NO_GAP then); sequences are compared up to `longest` tokens."""
     # the trainer does not know how long a context its engines have
@@ -236,7 +247,8 @@ async def canary_gap(
     scoring = asyncio.create_task(_scores(canary.token_ids, score))
     try:
         # not `timeout`: that would wait for the end of a cancellation, which an engine that hangs may never reach
-        done, _ = await asyncio.wait({scoring}, timeout=watchdog_s)
+        with spare():
+            done, _ = await asyncio.wait({scoring}, timeout=watchdog_s)
     finally:
         scoring.cancel()
     unscored = ""

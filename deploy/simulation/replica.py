@@ -83,8 +83,15 @@ class _Eyes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Gaps:
+class _Step:
+    """As vLLM tells of one, token by token."""
+
     inter_token_latencies_iter: list[float]
+    time_to_first_tokens_iter: list[float]
+
+    @property
+    def num_generation_tokens(self) -> int:
+        return len(self.inter_token_latencies_iter) + len(self.time_to_first_tokens_iter)
 
 
 class Replica:
@@ -188,13 +195,11 @@ class Replica:
     def proceed(self) -> None:
         """At `next_at`."""
         self._cut()
-        gaps = []
+        step = _Step([], [])
         for sequence, seconds in self.engine.end():
-            if sequence.made > 1:
-                gaps.append(seconds)
+            (step.inter_token_latencies_iter if sequence.made > 1 else step.time_to_first_tokens_iter).append(seconds)
             self._got_token(sequence)
-        if gaps:
-            self._eyes.step_log.record(None, _Gaps(gaps))
+        self._eyes.step_log.record(None, step)
         self._go_on()
 
     @property

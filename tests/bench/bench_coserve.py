@@ -25,6 +25,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from copying import copy_times
 from coserve.arms import ARMS, ARRIVAL, CONSTANT, DAY, GUARD, ROLLOUTS, UNGUARDED, USERS, Cell, batches, cells, duel
@@ -85,6 +86,9 @@ def main() -> None:
 
 async def _measure(fleet: CoserveFleet, users: Users, plan: Plan, figures: Figures, directory: Path) -> None:
     async with session(fleet, users, plan) as one:
+        one.quiet.repeated = list(figures.content.get("repeated", []))
+        one.quiet.waited_s = figures.content.get("waited_s", 0.0)
+        figures.put(comparison=_comparison(figures))
         if "slo" not in figures.content:
             await _idle(one, figures)
         slo = Slo(**figures.content["slo"])
@@ -195,7 +199,12 @@ def _keep(rounds: Sequence[Seen], slo: Slo, plan: Plan, figures: Figures) -> Non
     if rounds[0].cell.arm == ARRIVAL:
         found["arrival"] = arrival_figures(rounds[0], figures.content["idle"]["all_ttft_s"], seats=plan.seats)
     figures.keep(rounds, found)
-    figures.put(comparison=comparison(figures.cells, plan.loads))
+    figures.put(comparison=_comparison(figures))
+
+
+def _comparison(figures: Figures) -> dict[str, Any]:
+    """Of every load that was measured, in this call or before."""
+    return comparison(figures.cells, sorted({cell["load"] for cell in figures.cells.values() if cell["load"]}))
 
 
 def _say(text: str) -> None:

@@ -11,7 +11,7 @@ from tests.bench.coserve.arms import ARMS, CONSTANT, DAY, GUARD, ROLLOUTS, USERS
 from tests.bench.coserve.beats import Beat, blocks, harvest_rate, kept_at
 from tests.bench.coserve.bootstrap import interval, paired_interval
 from tests.bench.coserve.harvest_share import Constant, efficiency, oracle
-from tests.bench.coserve.host import Host, Quiet, ticks
+from tests.bench.coserve.host import Host, Quiet, Theft, ticks
 from tests.bench.coserve.report import comparison, keeps_slo
 from tests.bench.coserve.sweep import Sweep
 
@@ -131,22 +131,29 @@ def test_what_another_guest_had_is_read_from_the_processors_counters(tmp_path: P
 
 
 def test_a_round_of_which_another_guest_took_much_is_measured_again_a_bounded_number_of_times() -> None:
-    quiet = Quiet(0.05, 2, 0.0)
-    assert [quiet.again(steal) for steal in (None, 0.05, 0.06, 0.0, 0.3, 0.3)] == [
-        False,
-        False,
-        True,
-        False,
-        True,
-        False,
-    ]
+    quiet = Quiet(0.05, 0.15, 2, 0.0)
+    shares = [(None, None), (0.05, 0.1), (0.06, 0.1), (0.0, 0.0), (0.01, 0.2), (0.3, 0.3)]
+    assert [quiet.again(*share) for share in shares] == [False, False, True, False, True, False]
+
+
+async def test_the_moment_that_another_guest_had_most_of_is_found_in_a_quiet_round() -> None:
+    readings = iter([(0, 0), (0, 200), (50, 400), (100, 600), (100, 800), (100, 2000)])
+    theft = Theft(lambda: next(readings))
+    async with theft.seen(every_s=60.0):
+        for _ in range(4):
+            theft.look()
+    assert (theft.share, theft.moment) == (0.05, 0.25)
+    short = Theft(lambda: (10, 1000))
+    async with short.seen():
+        pass
+    assert (short.share, short.moment) == (None, None)
 
 
 async def test_a_run_waits_for_a_machine_that_has_its_processors_until_its_patience_ends() -> None:
-    quiet, looks = Quiet(0.05, 0, 0.03), iter([0.3, 0.2, 0.04, 0.3, 0.3, 0.3])
+    quiet, looks = Quiet(0.05, 0.15, 0, 0.03), iter([0.3, 0.2, 0.04, 0.3, 0.3, 0.3])
 
     async def look() -> Host:
-        return Host(next(looks), 0.2)
+        return Host(share := next(looks), share, 0.2)
 
     assert (await quiet.wait(look, pause_s=0.01)).steal == 0.04
     assert quiet.waited_s == pytest.approx(0.02)

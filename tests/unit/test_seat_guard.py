@@ -1,6 +1,7 @@
 """The guard keeps users inside their SLO with as many rollouts as that has room for, and no more."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -45,8 +46,10 @@ class Plant:
                 ttft_s=None if step is None or not self.users else IDLE.first_token_s + step,
                 tpot_s=step if self.users else None,
                 step_s=step,
+                token_s=step,
                 kv_usage=0.0,
                 sequences=sequences,
+                beside=self.rollouts > 0,
             )
             self.now += TICK
             self.guard = next_guard(
@@ -54,6 +57,16 @@ class Plant:
             )
             history.append(self.rollouts)
         return history
+
+
+def a_look(**changes: Any) -> Felt:
+    """Of 64 sequences, some of them rollouts'."""
+    seen = Felt(ttft_s=None, tpot_s=None, step_s=None, token_s=None, kv_usage=0.0, sequences=64, beside=True)
+    return replace(seen, **changes)
+
+
+def after(guard: Guard, felt: Felt, now: float = 10.0, slo: SloConfig = SLO) -> Guard:
+    return next_guard(guard, felt, now, TICK, slo=slo, headroom=0.75, idle=IDLE, most=64)
 
 
 @given(
@@ -107,26 +120,49 @@ def test_an_engine_without_users_always_has_a_rollout(base: float) -> None:
 def test_a_breach_takes_every_seat_at_once_and_leaves_less_for_later(
     felt: tuple[float | None, float | None], limit: float
 ) -> None:
-    seen = Felt(ttft_s=felt[0], tpot_s=felt[1], step_s=None, kv_usage=0.0, sequences=64)
+    seen = a_look(ttft_s=felt[0], tpot_s=felt[1])
     guard = next_guard(Guard(limit), seen, 10.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, most=64)
     assert guarded_seats(guard, 10.0, total=64, reserve=0, users=1) == 0
     assert guarded_seats(guard, 10.0 + SLO.hold_s, total=64, reserve=0, users=1) <= max(0, limit * SLO.decrease)
     assert guard.since == 10.0
 
 
+def test_a_breach_costs_the_share_once_however_long_users_wait() -> None:
+    guard = after(Guard(40.0), a_look(ttft_s=0.3))
+    assert guard.limit == 40 * SLO.decrease
+    for number in range(1, 20):  # cut, or about to be
+        now = 10.0 + TICK * number
+        guard = after(guard, a_look(ttft_s=0.3 + TICK * number, sequences=4, beside=number < 3), now)
+    assert (guard.limit, guard.closed_until) == (40 * SLO.decrease, now + SLO.hold_s)
+    assert after(guard, a_look(tpot_s=0.05, step_s=0.05, sequences=4), now + TICK) == guard
+
+
+def test_what_users_feel_with_no_rollout_beside_them_closes_and_leaves_the_limit() -> None:
+    guard = after(Guard(40.0), a_look(ttft_s=0.3, sequences=4, beside=False))
+    assert (guard.limit, guard.closed_until) == (40.0, 10.0 + SLO.hold_s)
+    assert after(Guard(40.0), a_look(tpot_s=0.05, sequences=4, beside=False)) == Guard(40.0)
+
+
+def test_steps_that_bring_several_tokens_are_held_against_the_pace_of_tokens() -> None:
+    only_tpot = SloConfig(tpot_s=0.06)
+    seen = a_look(step_s=0.1, token_s=0.03, tpot_s=0.03)
+    assert after(Guard(20.0), seen, slo=only_tpot).limit > 20
+    assert after(Guard(20.0), replace(seen, token_s=0.1), slo=only_tpot).limit < 20
+
+
 def test_a_limit_that_nothing_reaches_does_not_grow() -> None:
-    seen = Felt(ttft_s=None, tpot_s=None, step_s=0.01, kv_usage=0.0, sequences=3)
+    seen = a_look(step_s=0.01, sequences=3)
     assert next_guard(Guard(10.0), seen, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, most=64) == Guard(10.0)
 
 
 def test_a_full_kv_cache_takes_seats_without_closing() -> None:
-    seen = Felt(ttft_s=None, tpot_s=None, step_s=0.01, kv_usage=0.95, sequences=20)
+    seen = a_look(step_s=0.01, kv_usage=0.95, sequences=20)
     guard = next_guard(Guard(20.0), seen, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, most=64)
     assert (guard.limit, guard.closed_until) == (18.0, 0.0)
 
 
 def test_the_step_that_the_next_user_would_wait_for_counts_before_that_user_comes() -> None:
-    seen = Felt(ttft_s=None, tpot_s=None, step_s=0.059, kv_usage=0.0, sequences=20)
+    seen = a_look(step_s=0.059, sequences=20)
     only_ttft = SloConfig(ttft_s=0.2)
     assert next_guard(Guard(20.0), seen, 1.0, TICK, slo=only_ttft, headroom=0.75, idle=IDLE, most=64).limit < 20
 

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,6 +51,12 @@ def keeper_of(engine: Engine, slo: SloConfig = SLO, **harvest: object) -> SeatKe
     )
     keeper.calibrate(IdleSpeed(0.05, 0.02, 8.0))
     return keeper
+
+
+def step(engine: Engine, kv_usage: float, waiting: int = 1, times: int = 1) -> None:
+    """After which so many requests wait to be begun."""
+    for _ in range(times):
+        engine.step_log.record(SimpleNamespace(kv_cache_usage=kv_usage, num_waiting_reqs=waiting), None)
 
 
 def look(keeper: SeatKeeper, engine: Engine, times: int = 1) -> None:
@@ -102,7 +109,7 @@ async def test_a_user_takes_one_seat_of_the_limit_and_cuts_nobody_until_the_slac
 async def test_a_user_for_whose_prompt_the_cache_has_no_room_gets_that_of_the_newest_rollouts(engine: Engine) -> None:
     keeper = keeper_of(engine, SloConfig())
     tickets = sat(keeper, 12)
-    engine.step_log.kv_usage = 0.95
+    step(engine, 0.95, times=2)
     look(keeper, engine)
     assert not any(t.wanted.done() for t in tickets)
     with keeper.users.hold(1):
@@ -111,7 +118,10 @@ async def test_a_user_for_whose_prompt_the_cache_has_no_room_gets_that_of_the_ne
         assert [t.wanted.done() for t in tickets] == [False] * 9 + [True] * 3
         for ticket in tickets[-3:]:
             keeper.seats.leave(ticket)
-        engine.step_log.kv_usage = 0.7
+        look(keeper, engine, 5)
+        assert keeper.seats.held == 9, "what that was for is not known before the engine's next steps"
+        step(engine, 0.7, times=2)
+        engine.now -= 0.5
         look(keeper, engine)
         assert keeper.seats.capacity == 10
         engine.now += 1.0  # it is a long one
@@ -122,10 +132,51 @@ async def test_a_user_for_whose_prompt_the_cache_has_no_room_gets_that_of_the_ne
         assert keeper.seats.capacity == TOTAL - RESERVE
 
 
+async def test_a_user_whose_prompt_is_being_computed_takes_no_room_of_the_cache(engine: Engine) -> None:
+    keeper = keeper_of(engine, SloConfig())
+    tickets = sat(keeper, 12)
+    engine.requests = {"long": RequestTimes(engine.now - 3.0, None, None, 0)}
+    for waiting in (0, 1, 0, 1, 0):
+        step(engine, 0.95, waiting)
+        look(keeper, engine)
+    assert not any(t.wanted.done() for t in tickets)
+
+
+async def test_a_check_of_weights_has_a_seat_while_rollouts_hold_all_others(engine: Engine) -> None:
+    keeper = keeper_of(engine, SloConfig(), user_reserve=0)
+    tickets = sat(keeper, TOTAL)
+    assert keeper.seats.held == TOTAL
+    with keeper.spare():
+        assert [t.wanted.done() for t in tickets] == [False] * (TOTAL - 1) + [True]
+        keeper.seats.leave(tickets[-1])
+        with keeper.users.hold(2):
+            assert keeper.seats.capacity == TOTAL - 3
+    assert keeper.seats.capacity == TOTAL
+
+
+async def test_users_who_wait_while_rollouts_are_aside_cost_them_no_seat(engine: Engine) -> None:
+    keeper = keeper_of(engine)
+    (rollout, *_) = tickets = sat(keeper, TOTAL)
+    look(keeper, engine, 5)
+    assert (keeper.limit, rollout.seated.done()) == (TOTAL, True)
+
+    async def load() -> None:
+        async with keeper.aside():
+            engine.requests = {"long": RequestTimes(engine.now - 1.0, None, None, 0)}
+            look(keeper, engine, 5)
+
+    loading = asyncio.create_task(load())
+    await asyncio.sleep(0)
+    for ticket in tickets:
+        keeper.seats.leave(ticket)
+    await loading
+    assert (keeper.limit, keeper.breaches) == (TOTAL, 0)
+
+
 async def test_users_who_waited_for_new_weights_take_no_room_of_the_cache_for_that(engine: Engine) -> None:
     keeper = keeper_of(engine, SloConfig())
     tickets = sat(keeper, 12)
-    engine.step_log.kv_usage = 0.95
+    step(engine, 0.95, times=2)
     engine.requests = {"a": RequestTimes(engine.now - 3.0, None, None, 0)}
     for still in (math.inf, engine.now + 0.15):
         engine.still_until = still

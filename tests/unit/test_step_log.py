@@ -9,13 +9,21 @@ from services.step_log import StepLog
 NOW = 100.0
 
 
+def step(*gaps: float, firsts: int = 0, tokens: int | None = None) -> SimpleNamespace:
+    """As vLLM tells of one."""
+    made = len(gaps) + firsts if tokens is None else tokens
+    return SimpleNamespace(
+        inter_token_latencies_iter=list(gaps), time_to_first_tokens_iter=[0.1] * firsts, num_generation_tokens=made
+    )
+
+
 def log_of(*gaps: float) -> StepLog:
     """One step after the other, the last of which ends at NOW."""
     at = NOW - sum(gaps)
     log = StepLog(lambda: at)
     for gap in gaps:
         at += gap
-        log.record(None, SimpleNamespace(inter_token_latencies_iter=[gap, gap]))
+        log.record(None, step(gap, gap))
     at = NOW
     return log
 
@@ -33,7 +41,7 @@ def test_steps_of_less_than_half_a_second_together_say_nothing() -> None:
 def test_steps_of_an_engine_that_has_had_nothing_to_do_since_say_nothing() -> None:
     now = NOW
     log = StepLog(lambda: now)
-    log.record(None, SimpleNamespace(inter_token_latencies_iter=[0.6]))
+    log.record(None, step(0.6))
     assert log.step_s(0.0) == pytest.approx(0.6)
     now = NOW + 1.1
     assert log.step_s(0.0) is None
@@ -41,8 +49,25 @@ def test_steps_of_an_engine_that_has_had_nothing_to_do_since_say_nothing() -> No
 
 def test_a_step_that_only_reads_a_part_of_a_prompt_counts_and_news_without_a_step_does_not() -> None:
     log = StepLog()
-    stats = SimpleNamespace(kv_cache_usage=0.25)
+    stats = SimpleNamespace(kv_cache_usage=0.25, num_waiting_reqs=0)
     log.record(stats, None, mm_cache_stats=None, engine_idx=0)
-    log.record(stats, SimpleNamespace(inter_token_latencies_iter=[0.1]))
+    log.record(stats, step(0.1))
     log.record(None, None)
     assert (log.steps, log.kv_usage) == (2, 0.25)
+
+
+def test_the_pace_of_tokens_is_that_of_steps_unless_a_step_brings_several() -> None:
+    log = StepLog(lambda: NOW)
+    log.record(None, step(0.6, 0.6, firsts=1))
+    assert log.token_s(0.0) == log.step_s(0.0) == pytest.approx(0.6)
+    log = StepLog(lambda: NOW)
+    log.record(None, step(0.6, 0.6, firsts=1, tokens=9))
+    assert (log.step_s(0.0), log.token_s(0.0)) == (pytest.approx(0.6), pytest.approx(0.2))
+
+
+def test_steps_after_which_a_request_waits_are_counted_in_a_row() -> None:
+    log, seen = StepLog(), []
+    for waiting in (1, 2, 0, 1):
+        log.record(SimpleNamespace(kv_cache_usage=0.25, num_waiting_reqs=waiting), None)
+        seen.append(log.waiting_steps)
+    assert seen == [1, 2, 0, 1]

@@ -1,8 +1,8 @@
 """An engine that stops answering is noticed in bounded time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from rollout.weights import Canary
@@ -63,6 +63,28 @@ async def test_a_canary_that_is_never_answered_is_not_verified_and_its_request_i
     assert gap == NO_GAP
     assert engine.aborted == 1  # the second was not begun
     engine.gone.set()
+
+
+async def test_rollouts_leave_a_seat_while_a_canary_is_computed_and_no_longer() -> None:
+    spared: list[bool] = []
+    inside = False
+
+    @contextmanager
+    def spare() -> Iterator[None]:
+        nonlocal inside
+        inside = True
+        try:
+            yield
+        finally:
+            inside = False
+
+    class Seated(Engine):
+        async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+            spared.append(inside)
+            return await super().score(token_ids)
+
+    assert await WeightSwap(Seated(), watchdog_s=5, spare=spare).gap(Canary(((1, 2),), ((-1.0,),))) == 0
+    assert (spared, inside) == ([True], False)
 
 
 async def test_sequences_of_a_canary_are_computed_one_by_one() -> None:

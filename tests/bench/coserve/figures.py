@@ -15,7 +15,7 @@ _SAME = (
     *("prefill_chunk", "first_token_steps", "day_s", "day_peak", "push_every_s", "push_rollouts"),
 )
 """Of the plan: arms that were measured with others had other users, or other pushes beside them."""
-_KEPT = ("idle", "slo", "capacity", "copy_s", "push_bytes", "cells", "comparison")
+_KEPT = ("idle", "slo", "capacity", "copy_s", "push_bytes", "cells", "comparison", "repeated", "waited_s")
 
 
 class Figures:

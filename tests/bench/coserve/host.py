@@ -4,7 +4,8 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,9 @@ class Host:
 
     steal: float | None
     """Share of its processors' time that another guest had; None where the system does not say."""
+    moment: float | None
+    """The same of the two seconds in a row that it had most of: users who come then miss for it, however quiet the rest
+    of the round was."""
     probe_s: float
     """That a core took for a fixed piece of work right before it, while all had one."""
 
@@ -52,7 +56,46 @@ async def probe() -> Host:
     """All processors at work for about a second, since a guest that wants none of them loses none."""
     began = ticks()
     seconds = await asyncio.gather(*(asyncio.to_thread(_digests) for _ in range(os.cpu_count() or 1)))
-    return Host(stolen(began, ticks()), max(seconds))
+    share = stolen(began, ticks())
+    return Host(share, share, max(seconds))
+
+
+class Theft:
+    """What another guest had while this is entered."""
+
+    def __init__(self, read: Callable[[], tuple[int, int] | None] = ticks) -> None:
+        self._read = read
+        self._readings: list[tuple[int, int] | None] = []
+
+    @asynccontextmanager
+    async def seen(self, every_s: float = 1.0) -> AsyncIterator[None]:
+        """Once only."""
+        self.look()
+        watching = asyncio.create_task(self._watch(every_s))
+        try:
+            yield
+        finally:
+            watching.cancel()
+            self.look()
+
+    async def _watch(self, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            self.look()
+
+    def look(self) -> None:
+        self._readings.append(self._read())
+
+    @property
+    def share(self) -> float | None:
+        """Of all the time."""
+        return stolen(self._readings[0], self._readings[-1])
+
+    @property
+    def moment(self) -> float | None:
+        """Of the two looks in a row between which it was most."""
+        spans = zip(self._readings, self._readings[2:], strict=False)
+        return max((share for two in spans if (share := stolen(*two)) is not None), default=self.share)
 
 
 def _digests() -> float:
@@ -69,11 +112,13 @@ class Quiet:
 
     steal: float
     """Most of a round that is kept."""
+    moment: float
+    """Most of any two seconds of it."""
     repeats: int
     """Rounds that may be measured again."""
     patience_s: float
     """That may be waited in all."""
-    repeated: list[float] = field(default_factory=list)
+    repeated: list[dict[str, float]] = field(default_factory=list)
     """What was taken of those that were."""
     waited_s: float = 0.0
 
@@ -84,9 +129,11 @@ class Quiet:
             self.waited_s += pause_s
         return host
 
-    def again(self, steal: float | None) -> bool:
-        """Whether this round does not count."""
-        if steal is None or steal <= self.steal or len(self.repeated) == self.repeats:
+    def again(self, share: float | None, moment: float | None) -> bool:
+        """Whether a round of which so much was taken does not count."""
+        if share is None or moment is None or len(self.repeated) >= self.repeats:
             return False
-        self.repeated.append(steal)
+        if share <= self.steal and moment <= self.moment:
+            return False
+        self.repeated.append({"steal": share, "moment": moment})
         return True

@@ -62,7 +62,7 @@ def record(rounds: Sequence[Seen], slo: Slo, rollouts_only: float | None, *, see
         "rounds": len(rounds),
         "started_at": first.start,
         "seconds": _seconds(rounds),
-        "host": {"steal": [seen.host.steal for seen in rounds], "probe_s": [seen.host.probe_s for seen in rounds]},
+        "host": {name: [getattr(seen.host, name) for seen in rounds] for name in ("steal", "moment", "probe_s")},
         **user_figures([answer for answer in answers if answer.measured], slo, seed=seed),
         **_harvest(rounds, rollouts_only, seed),
         "tokens": _tokens(rounds),

@@ -45,6 +45,8 @@ class Plan:
     rollouts_s: float = 120.0
     steal: float = 0.05
     """Share of the processors that another guest may have had of a round; one with more is measured again."""
+    steal_moment: float = 0.15
+    """The same of any two seconds of it."""
     repeats: int = 12
     """Rounds of the whole run that may be. What users and rollouts felt in a round has no say in it."""
     patience_s: float = 1800.0

@@ -26,8 +26,8 @@ DEFINITIONS: Mapping[str, str] = {
     f"most {100 * MARGIN:g} point below users only; each meets the first plan.sweep_users users, in one round, and has "
     "its prefill paced as without an SLO",
     "in turns": "the guard and that constant once more, in turns, with the users of the sweep",
-    "steal": "share of the processors' time that another guest of the same host had; rounds with more than plan.steal "
-    "are measured again, plan.repeats of the run at most",
+    "steal": "share of the processors' time that another guest of the same host had; rounds with more than plan.steal, "
+    "or than plan.steal_moment in any two seconds, are measured again, plan.repeats of the run at most",
     "not_delivered": "tokens by the engine's own counter less those users got, those rollouts kept and one a canary "
     "(and with what an engine at rest made to prove that it lives)",
     "felt": "longest wait for a token, the first included, of any user whose answer overlaps a push",

@@ -18,7 +18,7 @@ from .arms import ARRIVAL, DAY, NO_ROLLOUTS, ROLLOUTS, Cell, Settings, resting, 
 from .arrivals import before, day, day_curve, poisson, share
 from .beats import Watch
 from .fleet import CoserveFleet
-from .host import Quiet, stolen, ticks
+from .host import Quiet, Theft
 from .measure import Seen
 from .plan import Plan
 from .pushes import Pusher
@@ -54,7 +54,7 @@ class Session:
         self._watch = Watch(RedisBoard(store), fleet.config.fleet)
         self.pusher = pusher
         self._plan = plan
-        self.quiet = Quiet(plan.steal, plan.repeats, plan.patience_s)
+        self.quiet = Quiet(plan.steal, plan.steal_moment, plan.repeats, plan.patience_s)
 
     def now(self) -> str:
         """Who holds the seats, for a line of progress."""
@@ -70,9 +70,9 @@ class Session:
         await self._users.alone([0.05] * 5, name="warm-up")
         while True:
             await self.quiet.wait()
-            began = ticks()
-            answers = await self._users.alone([0.05] * self._plan.idle_users, name="idle")
-            if not self.quiet.again(stolen(began, ticks())):
+            async with (theft := Theft()).seen():
+                answers = await self._users.alone([0.05] * self._plan.idle_users, name="idle")
+            if not self.quiet.again(theft.share, theft.moment):
                 return answers
 
     async def _configure(self, wanted: Settings) -> None:
@@ -86,10 +86,11 @@ class Session:
         count = self._plan.confirm_users if search.confirming else self._plan.probe_users
         while True:
             await self.quiet.wait()
-            start, began = time.time() + _LEAD_S, ticks()
+            start = time.time() + _LEAD_S
             at = [start + s for s in poisson(rate, count, seed=self._plan.seed + 100 + number)]
-            answers = await self._users.crowd(at, name=f"probe-{number}")
-            if not self.quiet.again(stolen(began, ticks())):
+            async with (theft := Theft()).seen():
+                answers = await self._users.crowd(at, name=f"probe-{number}")
+            if not self.quiet.again(theft.share, theft.moment):
                 return attainment(answers, slo)
 
     async def cell(self, cell: Cell, slo: Slo, capacity: float, *, turn: int = 0, turns: int = 1) -> Seen:
@@ -97,7 +98,7 @@ class Session:
         more where the machine was not quiet. Raises RuntimeError where the engine does not come to rest."""
         while True:
             seen = await self._cell(cell, slo, capacity, turn, turns)
-            if not self.quiet.again(seen.host.steal):
+            if not self.quiet.again(seen.host.steal, seen.host.moment):
                 return seen
 
     async def _cell(self, cell: Cell, slo: Slo, capacity: float, turn: int, turns: int) -> Seen:
@@ -105,11 +106,10 @@ class Session:
         earlier, counted = await self._watch.heartbeat(), await self._fleet.engine_tokens()
         rate, host = self._rate(cell, capacity), await self.quiet.wait()
         await self._configure(settings(cell, slo))
-        began = ticks()
-        async with self._beside(cell):
+        async with (theft := Theft()).seen(), self._beside(cell):
             span = await self._span(cell, rate, turn, turns)
             await self._watch.after(span.stop)
-        host = replace(host, steal=stolen(began, ticks()))
+        host = replace(host, steal=theft.share, moment=theft.moment)
         await self._rest(slo)
         return Seen(
             cell=cell,
