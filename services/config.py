@@ -293,6 +293,17 @@ class FleetOptions(Settings):
         serving, most = self.lending.min_serving, self.autoscaling.max_replicas
         if serving >= most:
             raise ValueError(f"lending.min_serving={serving} leaves none of autoscaling.max_replicas={most} to lend")
+        if self.harvest.max_seats == 0:
+            raise ValueError(
+                "sharing.mode=lend takes whole replicas from users, for which harvest.max_seats=0 leaves rollouts no"
+                " seat; set it to 1 or more"
+            )
+        per_replica, seats = self.lending.requests_per_replica, self.engine.max_num_seqs
+        if per_replica > seats and "requests_per_replica" not in self.lending.model_fields_set:
+            raise ValueError(
+                f"lending.requests_per_replica={per_replica:g}, by default, is more than engine.max_num_seqs={seats}:"
+                " users would wait for a seat while other replicas are lent; set it to what one replica is to serve"
+            )
         if (budget := self.autoscaling.rollout_budget) is not None:
             raise ValueError(
                 f"autoscaling.rollout_budget.extra_replicas={budget.extra_replicas} adds replicas that begin with"

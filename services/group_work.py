@@ -57,7 +57,7 @@ class GroupWork:
                 lease,
                 index,
                 prefixes=prefixes,
-                start=sample if (sample := lease.salvaged.get(index)) and worth(sample.part) else None,
+                salvaged=lease.salvaged.get(index),
                 worth=worth,
                 tally=tally,
             )
@@ -83,6 +83,11 @@ class GroupWork:
     def computed(self) -> int:
         """Tokens, of prompts too, of its requests in the engine, with what they went on from."""
         return sum(run.computed for run in self._runs)
+
+    @property
+    def tokens(self) -> int:
+        """That its samples have."""
+        return sum(run.tokens for run in self._runs)
 
     @property
     def unsaved(self) -> int:

@@ -289,13 +289,15 @@ class Harvester:
         # What an engine computed when it died may be why it did, and counts; what only waited for it does not.
         failed = not isinstance(error, EngineGone)
         innocent = self._engine.dead or isinstance(error, RewardError | StoreUnavailable)
+        forgotten = False
         _log.warning("group_failed", group=held.lease.group_id, attempt=held.lease.attempt, error=repr(error))
         with suppress(LeaseLost):
             await self._salvage(held, held.work.due(1) if innocent else [])
         with suppress(LeaseLost, StoreUnavailable):
             reason = f"{type(error).__name__}: {error}"
             await held.queue.release(held.lease, reason=reason, failed=failed, forget=not innocent)
-        self.tally.lost += held.work.unsaved
+            forgotten = not innocent
+        self.tally.lost += held.work.tokens if forgotten else held.work.unsaved
 
     def _part(self, held: _Held, reason: str) -> None:
         """End the work, to give the group back with what there is of its samples."""

@@ -2,10 +2,12 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
+
+import structlog
 
 from rollout.types import Sampling
 from services.adapters import Adapter
@@ -13,9 +15,14 @@ from services.sample_run import Generation
 
 _PROMPT, _LONG_PROMPT, _RESPONSE = 24, 256, 16
 """Tokens."""
-_REPEATS = 3
+_REPEATS, _TRIES = 3, 12
+"""Sequences alone that are wanted, and the most that are begun for them: an end may be sampled at once."""
+_FEWEST = _RESPONSE // 2
+"""Tokens from which a pace is taken: of fewer, the first's own spread would be all of it."""
 _SLOWED = 1.5
 _SEED = 20_240
+
+_log = structlog.get_logger(__name__)
 
 
 class Engine(Protocol):
@@ -79,18 +86,36 @@ async def measure(engine: Engine, seats: int, *, adapter: Adapter | None, clock:
     """
     timed = partial(_timed, engine, adapter=adapter, clock=clock)
     short, long = (min(size, engine.max_model_len // 2) for size in (_PROMPT, _LONG_PROMPT))
-    prompts = _prompts(engine.vocab_size, short, seats + 2 * _REPEATS + 1)
+    prompts = _prompts(engine.vocab_size, short, 1 + _REPEATS + seats + _TRIES)
     await timed(prompts[:1], 2)  # what an engine does at its first request only
     firsts = [await timed([prompt], 1) for prompt in prompts[1 : _REPEATS + 1]]
     longs = [await timed([prompt], 1) for prompt in _prompts(engine.vocab_size, long, _REPEATS)]
-    alone = [await timed([prompt], _RESPONSE) for prompt in prompts[_REPEATS + 1 : 2 * _REPEATS + 1]]
-    batch_s, batch_tokens = await timed(prompts[2 * _REPEATS + 1 :], _RESPONSE)
+    batch_s, batch_tokens = await timed(prompts[_REPEATS + 1 : _REPEATS + 1 + seats], _RESPONSE)
     first_s = min(seconds for seconds, _ in firsts)
-    token_s = min(max(0.0, seconds - first_s) / max(1, tokens - 1) for seconds, tokens in alone)
+    token_s = await _pace(timed, prompts[-_TRIES:], first_s)
     prefill_s = (min(seconds for seconds, _ in longs) - first_s) / max(1, long - short)
     service_s = seats * first_s + (batch_tokens - seats) * token_s
     capacity = min(float(seats), max(1.0, service_s / batch_s))
     return IdleSpeed(first_s, token_s, capacity, max(0.0, prefill_s))
+
+
+async def _pace(
+    timed: Callable[[Sequence[tuple[int, ...]], int], Awaitable[tuple[float, int]]],
+    prompts: Sequence[tuple[int, ...]],
+    first_s: float,
+) -> float:
+    """Seconds of each further token of a sequence alone; `first_s`, which is no less, where hardly any sequence has
+    some."""
+    paces: list[float] = []
+    for prompt in prompts:
+        seconds, tokens = await timed([prompt], _RESPONSE)
+        if tokens >= _FEWEST:
+            paces.append(max(0.0, seconds - first_s) / (tokens - 1))
+        if len(paces) == _REPEATS:
+            break
+    if not paces:
+        _log.warning("pace_not_measured", prompts=len(prompts), ended_before_tokens=_FEWEST, taken_s=first_s)
+    return min(paces, default=first_s)
 
 
 async def _timed(

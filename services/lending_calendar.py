@@ -6,7 +6,7 @@ Windows may not overlap, so that one number holds at any time.
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, time, timedelta
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rollout.config import Settings
 from services.autoscaling.windows import DAYS, Day, Window, minute_of
@@ -22,6 +22,13 @@ class LendWindow(Settings):
     """Not included; at or before `start` it is of the next day."""
     replicas: int = Field(ge=1, le=1024)
     """Most that may be lent at once."""
+
+    @field_validator("start", "end")
+    @classmethod
+    def _of_the_wall_clock(cls, at: time) -> time:
+        if at.tzinfo is not None or at.second or at.microsecond:
+            raise ValueError(f"{at.isoformat()}: give hours and minutes alone; the zone is that of lending.time_zone")
+        return at
 
     @property
     def window(self) -> Window:

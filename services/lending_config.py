@@ -23,7 +23,8 @@ class LendingConfig(Settings):
     """A replica is lent only if the others could serve the forecast times this, at `requests_per_replica` each; it is
     called back where they cannot serve the forecast itself."""
     requests_per_replica: float = Field(default=8.0, gt=0)
-    """User requests in flight that a replica is to serve at once."""
+    """User requests in flight that a replica is to serve at once; with more than `engine.max_num_seqs` some of them
+    wait for a seat while other replicas are lent."""
     lend_after_s: float = Field(default=60.0, ge=0, le=86_400)
     """A replica is lent when users have not needed it for so long."""
     quiet_s: float = Field(default=300.0, ge=0, le=86_400)

@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
 
 
 class LendingImpossible(NightshiftError, RuntimeError):
-    """The engine does not hold its production model again after the policy was in it."""
+    """The engine does not hold its production model again after the policy was in it, or not in time."""
 
 
 class RoleLoop:
@@ -88,11 +88,15 @@ class RoleLoop:
     async def rehearse(self, token_ids: Sequence[Sequence[int]]) -> None:
         """To the policy and back before users come: both load, and what each computes is known from here on.
 
-        Raises EngineBroken where the policy does not load, LendingImpossible where the way back does not lead back.
+        Raises EngineBroken where the policy does not load, LendingImpossible where the way back does not lead back, or
+        either way takes longer than it may.
         """
         ids = tuple(tuple(row) for row in token_ids)
         self._canaries[self._production] = Canary(ids, await self._swap.scores(ids))
-        for to, model in ((ReplicaRole.ROLLOUT, self._policy), (ReplicaRole.SERVING, self._production)):
+        out = (ReplicaRole.ROLLOUT, self._policy, "enter_s", self._config.enter_s)
+        back = (ReplicaRole.SERVING, self._production, "reclaim_s", self._config.reclaim_s)
+        for to, model, name, limit_s in (out, back):
+            began = self._clock()
             self.log.begin(to)
             await self._swap.load(model, version=0)
             self.log.mark("swapped")
@@ -100,6 +104,10 @@ class RoleLoop:
             gap = await self._swap.gap(self._canaries[model])
             self.log.mark("verified")
             self.log.end(rehearsed=True)
+            if (took_s := self._clock() - began) >= limit_s:
+                raise LendingImpossible(
+                    f"lending.{name}={limit_s:g} is not enough: to swap {model} in and check it took {took_s:.3g} s"
+                )
         if gap > self._tolerance:
             raise LendingImpossible(
                 f"with {self._production} back the engine is {gap:.4g} nats from what it computed before "

@@ -118,14 +118,17 @@ class SampleRun:
         index: int,
         *,
         prefixes: KeptPrefixes,
-        start: Salvaged | None,
+        salvaged: Salvaged | None,
         worth: Callable[[Partial], bool],
         tally: Tally,
     ) -> None:
-        """Stands in the line at once, so that the next look at free seats sees it, unless `start` is finished.
+        """Stands in the line at once, so that the next look at free seats sees it, unless `salvaged` is all of it.
 
         `worth` says whether a part is worth going on from; it is asked whenever the sample sits down.
         """
+        start = salvaged if salvaged is not None and worth(salvaged.part) else None
+        self._refused = 0 if salvaged is None or start is not None else tokens(salvaged.part)
+        """Tokens that the queue has, until there are others in their place."""
         self._engine = engine
         self._seats = seats
         self._request = lease.request
@@ -162,6 +165,11 @@ class SampleRun:
     def computed(self) -> int:
         """Tokens, of the prompt too, that another engine would compute again; 0 while this one does not work on it."""
         return self._size() + self.in_flight if self.seated else 0
+
+    @property
+    def tokens(self) -> int:
+        """That it has."""
+        return tokens(self.kept) + self.in_flight
 
     @property
     def unsaved(self) -> int:
@@ -216,6 +224,7 @@ class SampleRun:
             raise EngineGone("the engine ended before this sample began")
         if self.kept is not None and not self._worth(self.kept):
             self._start_anew()
+        self._tally.lost, self._refused = self._tally.lost + self._refused, 0
         before = self.kept.token_ids if self.kept is not None else ()
         sampling = self._request.sampling
         self._generation = generation = self._engine.begin(
@@ -229,13 +238,11 @@ class SampleRun:
             asyncio.create_task(_cut_when(ticket.wanted, generation)),
         ]
         try:
-            self._take(await generation.ended())
+            self._take(await generation.ended(), generation.reused)
         except Exception:
-            self._take(generation.so_far())
+            self._take(generation.so_far(), generation.reused)
             raise
         finally:
-            if before:
-                self._tally.prefilled_again += len(self._request.prompt_ids) + len(before) - generation.reused
             self._generation = None
             for task in watching:
                 task.cancel()
@@ -252,8 +259,10 @@ class SampleRun:
         """Tokens that the engine computes before the next one."""
         return len(self._request.prompt_ids) + tokens(self.kept)
 
-    def _take(self, stretch: Partial | None) -> None:
+    def _take(self, stretch: Partial | None, reused: int) -> None:
         self._tally.generated += tokens(stretch)
+        if self.kept is not None and tokens(stretch):  # without a token it was cut before its turn
+            self._tally.prefilled_again += self._size() - reused
         self.kept = joined(self.kept, stretch)
 
     def _start_anew(self) -> None:

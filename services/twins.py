@@ -12,7 +12,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 
 
 def check_twins(policy: Path, production: Path, *, dtype: str) -> None:
-    """The same architecture, tokenizer and chat template, and with `dtype` "auto" weights of the same type.
+    """The same architecture, tokenizer, end tokens and chat template, and with `dtype` "auto" weights of the same type.
 
     Raises ConfigError that names both directories and what each has.
     """
@@ -23,6 +23,9 @@ def check_twins(policy: Path, production: Path, *, dtype: str) -> None:
     for name in _TOKENIZERS:
         if _content(policy / name) != _content(production / name):
             raise _unlike(policy, production, name, _size(policy / name), _size(production / name))
+    ours_end, theirs_end = _ends(policy), _ends(production)
+    if ours_end != theirs_end:
+        raise _unlike(policy, production, "generation_config.json eos_token_id", ours_end, theirs_end)
     if _template(policy) != _template(production):
         raise _unlike(policy, production, "chat template", _template(policy), _template(production))
 
@@ -41,6 +44,14 @@ def _architecture(model: Path, dtype: str) -> dict[str, Any]:
     if dtype == "auto":
         found["dtype"] = config.get("dtype", config.get("torch_dtype"))
     return found
+
+
+def _ends(model: Path) -> list[int]:
+    """Tokens that end an answer beyond those of `config.json`: vLLM adds those of the directory that it was started
+    with to every request, to rollouts' too."""
+    file = model / "generation_config.json"
+    found = _json(file).get("eos_token_id") if file.is_file() else None
+    return sorted({found} if isinstance(found, int) else set(found or ()))
 
 
 def _template(model: Path) -> str | None:

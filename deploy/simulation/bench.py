@@ -59,6 +59,8 @@ class Cell(BaseModel):
     arm: str
     load: str
     seats: int | None
+    again: bool = False
+    """Met once more, in turns with another arm: by fewer users, who were there before."""
     rate: float
     seconds: float
     requests: int

@@ -32,7 +32,8 @@ def calibrate(
 ) -> EngineModel:
     """By the cells of load `at` and those without users, of which a round simulates so many `seconds` each. Raises
     ConfigError where there are none."""
-    cells = [cell for cell in bench.cells.values() if cell.load == at or cell.arm == "rollouts"]
+    once = [cell for cell in bench.cells.values() if not cell.again]
+    cells = [cell for cell in once if cell.load == at or cell.arm == "rollouts"]
     if not any(cell.load == at for cell in cells):
         known = sorted({cell.load for cell in bench.cells.values() if cell.load})
         raise ConfigError(f"--load {at}: not in the run, whose loads are {', '.join(known) or 'none'}")

@@ -15,7 +15,7 @@ HARVEST_BAR = 0.15
 """Share of what was measured."""
 _SEEDS = 8
 _BARRED = ("users", "guard")
-"""Arms that the bars are for; the others are shown."""
+"""Arms that the bars are for; the others, and what was measured of these once more, are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def compare(bench: Bench, model: EngineModel, *, at: str, progress: Callable[[st
 
 def _others(bench: Bench, at: str) -> dict[str, Cell]:
     found = {key: cell for key, cell in bench.cells.items() if cell.load not in {at, ""} and cell.requests}
-    if not any(cell.arm in _BARRED for cell in found.values()):
+    if not any(_barred(cell) for cell in found.values()):
         raise ConfigError(
             f"--load {at}: nothing to hold a prediction against: the run has no cell of {' or '.join(_BARRED)} at"
             f" another load, only {', '.join(bench.cells) or 'none at all'}"
@@ -84,11 +84,15 @@ def _others(bench: Bench, at: str) -> dict[str, Cell]:
     return found
 
 
+def _barred(cell: Cell) -> bool:
+    return cell.arm in _BARRED and not cell.again
+
+
 def _compared(bench: Bench, key: str, cell: Cell, model: EngineModel) -> Compared:
     predicted = predict(bench, cell, model, seconds=cell.seconds, seeds=_SEEDS)
     return Compared(
         cell=key,
-        barred=cell.arm in _BARRED,
+        barred=_barred(cell),
         attainment=cell.attainment,
         attainment_interval=cell.attainment_interval,
         attainment_predicted=predicted.attainment,

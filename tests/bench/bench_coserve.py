@@ -5,7 +5,7 @@
 rollouts   rollouts alone in every seat: what the machine can harvest
 users      users alone, at each load and over a compressed day
 guard      users and rollouts, the seat guard holding the SLO
-unguarded  users and rollouts with nothing but vLLM's priority
+unguarded  users and rollouts with no SLO: users come first, and no user's wait makes rollouts fewer
 constant   users and rollouts with a fixed number of seats; a bisection finds the oracle that the guard is held against,
            in turns with it
 arrival    single users who find every seat held by rollouts

@@ -113,6 +113,23 @@ async def test_a_failed_sample_takes_what_was_salvaged_with_it_and_a_failed_rewa
         assert left_behind(stand, submission.group_ids[0]) == kept
 
 
+async def test_tokens_that_the_queue_kept_are_lost_with_a_sample_that_failed() -> None:
+    half = Partial((7, 7, 7), (-1.0,) * 3, (VersionSpan(2, 0, 3),))
+    stand = Stand(capacity=1, max_failures=9)
+    stand.engine.fail = RuntimeError("an output that cannot be read")
+    await stand.queue.submit([request(n=1, sampling=Sampling(max_tokens=20))])
+    (lease,) = await stand.queue.lease("earlier", count=1, lease_s=9)
+    await stand.queue.salvage(lease, [Chunk(0, 1, 0, half)])
+    await stand.queue.release(lease, reason="stopped")
+    async with stand.running():
+        await stand.engine.started.wait()
+        stand.fleet.allowed = ()
+        await stand.queued()
+    assert left_behind(stand, lease.group_id) == []
+    tally = stand.harvester.tally
+    assert tally.lost == tally.generated + 3
+
+
 async def test_salvage_is_taken_up_unless_the_trainer_would_find_it_too_old() -> None:
     half = Partial((7, 7), (-1.0, -1.0), (VersionSpan(2, 0, 2),))
     done = Partial((7, 8), (-1.0, -1.0), (VersionSpan(1, 0, 2),), FinishReason.STOP)
@@ -126,6 +143,7 @@ async def test_salvage_is_taken_up_unless_the_trainer_would_find_it_too_old() ->
         async with stand.running():
             await stand.until(lease.group_id, GroupState.DELIVERED)
         assert stand.engine.prompts == prompts
+        assert stand.harvester.tally.lost == (2 if max_age else 0)
 
 
 async def test_what_came_before_weights_that_fail_their_check_is_salvaged_and_no_more() -> None:

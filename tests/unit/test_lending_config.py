@@ -55,13 +55,30 @@ def test_users_are_served_the_production_model_where_replicas_are_lent_and_else_
             },
             ["fri 22:00-06:00", "sat 05:00-07:00", "overlap"],
         ),
+        ({"calendar": [{"start": "22:00Z", "end": "06:00", "replicas": 1}]}, ["22:00:00+00:00", "lending.time_zone"]),
+        ({"calendar": [{"start": "22:00", "end": "06:00:30", "replicas": 1}]}, ["06:00:30", "hours and minutes"]),
     ],
-    ids=["no production model", "none left", "zone", "overlap"],
+    ids=["no production model", "none left", "zone", "overlap", "offset", "seconds"],
 )
 def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any], said: list[str]) -> None:
     with pytest.raises(ConfigError) as refused:
         validated(lends(**changes))
     assert all(part in str(refused.value) for part in said)
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ({"harvest": {"max_seats": 0}}, ["sharing.mode=lend", "harvest.max_seats=0"]),
+        ({"engine": {"max_num_seqs": 6}}, ["lending.requests_per_replica=8", "engine.max_num_seqs=6"]),
+    ],
+)
+def test_lending_that_would_help_nobody_is_refused(others: dict[str, Any], said: list[str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        validated({**lends(), **others})
+    assert all(part in str(refused.value) for part in said)
+    asked = {**lends(requests_per_replica=50), "engine": {"max_num_seqs": 6}}
+    assert FleetConfig.model_validate(asked).lending.requests_per_replica == 50
 
 
 def test_replicas_that_rollouts_would_add_are_refused_where_they_have_no_seat_beside_users() -> None:
@@ -97,6 +114,18 @@ def test_another_tokenizer_or_chat_template_is_refused(tmp_path: Path, file: str
     policy, production = model(tmp_path / "policy"), model(tmp_path / "production")
     (production / file).write_text('{"model": {"vocab": {"b": 1}}}')
     with pytest.raises(ConfigError, match=r"tokenizer.json|chat template"):
+        check_twins(policy, production, dtype="auto")
+
+
+def test_other_tokens_that_end_an_answer_are_refused(tmp_path: Path) -> None:
+    policy, production = model(tmp_path / "policy"), model(tmp_path / "production")
+    for directory, ends in ((policy, 7), (production, [7])):
+        (directory / "generation_config.json").write_text(
+            json.dumps({"eos_token_id": ends, "temperature": len(str(ends))})
+        )
+    check_twins(policy, production, dtype="auto")
+    (production / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    with pytest.raises(ConfigError, match=r"eos_token_id=\[7, 9\].*has \[7\]"):
         check_twins(policy, production, dtype="auto")
 
 

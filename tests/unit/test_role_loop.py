@@ -353,6 +353,22 @@ async def test_a_production_model_that_loads_for_too_long_is_not_waited_for_and_
     assert stand.engine.holds == PRODUCTION
 
 
+@pytest.mark.parametrize(("limits", "said"), [({"enter_s": 3}, "enter_s=3"), ({"reclaim_s": 4}, "reclaim_s=4")])
+async def test_a_swap_that_takes_longer_than_it_may_is_found_before_users_come(
+    tmp_path: Path, limits: dict[str, float], said: str
+) -> None:
+    stand = Stand(tmp_path, **limits)
+    load = stand.engine.reload
+
+    async def slow(directory: Path, *, refresh_tied_head: bool = True) -> None:
+        stand.now += 4
+        await load(directory, refresh_tied_head=refresh_tied_head)
+
+    stand.engine.reload = slow  # type: ignore[method-assign]
+    with pytest.raises(LendingImpossible, match=f"lending.{said} is not enough.*took 4 s"):
+        await stand.loop.rehearse(IDS)
+
+
 async def test_an_engine_that_the_way_back_does_not_lead_back_takes_no_users(tmp_path: Path) -> None:
     stand = Stand(tmp_path)
 

@@ -117,9 +117,11 @@ class Machine:
     max_model_len = 128
     vocab_size = 100
 
-    def __init__(self) -> None:
+    def __init__(self, ends_at_once: int = 0) -> None:
+        """Every so manyth sequence has a single token."""
         self.clock = Clock()
         self.together = 0
+        self.ends_at_once = ends_at_once
         self.prompts: list[tuple[int, ...]] = []
         self.adapters: set[Adapter | None] = set()
 
@@ -129,7 +131,8 @@ class Machine:
         self.prompts.append(tuple(prompt_ids))
         self.adapters.add(adapter)
         self.together += 1
-        return Machine.Sequence(self, len(prompt_ids), sampling.max_tokens)
+        ends = self.ends_at_once and len(self.prompts) % self.ends_at_once == 0
+        return Machine.Sequence(self, len(prompt_ids), 1 if ends else sampling.max_tokens)
 
     class Sequence:
         size = reused = 0
@@ -162,6 +165,20 @@ async def test_the_probe_finds_the_time_of_a_token_and_what_a_full_batch_is_wort
     alone_s, batch_s = 0.05 + 16 * 0.021, 0.05 + 16 * 0.084
     assert speed.capacity == pytest.approx(64 * alone_s / batch_s)
     assert len(set(machine.prompts)) == len(machine.prompts)
+
+
+@pytest.mark.parametrize("ends_at_once", [2, 3, 5])
+async def test_an_end_that_is_sampled_at_once_is_no_fast_engine(ends_at_once: int) -> None:
+    machine = Machine(ends_at_once)
+    speed = await measure(machine, 64, adapter=None, clock=machine.clock)
+    assert speed.token_s == pytest.approx(0.021)
+    assert speed.capacity > 8
+
+
+async def test_where_every_sequence_ends_at_once_a_token_is_taken_to_be_no_faster_than_the_first() -> None:
+    machine = Machine(ends_at_once=1)
+    speed = await measure(machine, 8, adapter=None, clock=machine.clock)
+    assert speed.token_s == speed.first_token_s > 0
 
 
 async def test_the_probe_is_on_the_adapter_that_users_are_on() -> None:

@@ -11,7 +11,7 @@ from rollout.percentile import percentile
 from .answers import Answer, tokens_between
 from .arms import Cell
 from .beats import Beat, blocks, harvest_rate
-from .bootstrap import interval
+from .bootstrap import interval, share_interval
 from .harvest_share import efficiency, users_share
 from .host import Host
 from .pushes import Push, felt
@@ -132,7 +132,7 @@ def user_figures(answers: Sequence[Answer], slo: Slo, *, seed: int) -> dict[str,
         "failed": sum(bool(answer.error) for answer in answers),
         "errors": sorted({answer.error for answer in answers if answer.error})[:5],
         "attainment": attainment(answers, slo),
-        "attainment_interval": interval(inside, seed=seed),
+        "attainment_interval": share_interval(int(sum(inside)), len(inside)),
         "ttft_s": latencies([answer.ttft_s for answer in answers], seed=seed),
         "tpot_s": latencies([answer.tpot_s for answer in answers], seed=seed),
         "inside": "".join(str(int(one)) for one in inside),

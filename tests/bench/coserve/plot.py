@@ -66,7 +66,7 @@ def _attainment(axis: Any, cells: Mapping[str, Record], loads: Sequence[str]) ->
 
 def _harvest(axis: Any, cells: Mapping[str, Record], loads: Sequence[str]) -> None:
     _bars(axis, cells, loads, lambda cell: (cell["harvested_tokens_s"], cell["harvested_interval"]))
-    for cell in (cell for cell in cells.values() if cell["arm"] == CONSTANT):
+    for cell in (cell for cell in cells.values() if cell["arm"] == CONSTANT and not cell.get("again")):
         inside = 0.3 + 0.7 * cell["attainment"]
         x = loads.index(cell["load"]) + 1.6 * _WIDTH
         axis.annotate(str(cell["seats"]), (x, cell["harvested_tokens_s"]), fontsize=7, alpha=inside)
