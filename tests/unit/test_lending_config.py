@@ -119,10 +119,8 @@ def test_another_tokenizer_or_chat_template_is_refused(tmp_path: Path, file: str
 
 def test_other_tokens_that_end_an_answer_are_refused(tmp_path: Path) -> None:
     policy, production = model(tmp_path / "policy"), model(tmp_path / "production")
-    for directory, ends in ((policy, 7), (production, [7])):
-        (directory / "generation_config.json").write_text(
-            json.dumps({"eos_token_id": ends, "temperature": len(str(ends))})
-        )
+    (policy / "generation_config.json").write_text('{"eos_token_id": 7}')
+    (production / "generation_config.json").write_text('{"eos_token_id": [7], "temperature": 0.6}')
     check_twins(policy, production, dtype="auto")
     (production / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
     with pytest.raises(ConfigError, match=r"eos_token_id=\[7, 9\].*has \[7\]"):
