@@ -13,7 +13,9 @@ from rollout.types import Sampling
 from services.adapters import Adapter
 from services.sample_run import Generation
 
-_PROMPT, _LONG_PROMPT, _RESPONSE = 24, 256, 16
+PROBE_PROMPT = 24
+"""Tokens of the prompts whose time to the first token is measured."""
+_LONG_PROMPT, _RESPONSE = 256, 16
 """Tokens."""
 _REPEATS, _TRIES = 3, 12
 """Sequences alone that are wanted, and the most that are begun for them: an end may be sampled at once."""
@@ -85,7 +87,7 @@ async def measure(engine: Engine, seats: int, *, adapter: Adapter | None, clock:
     `seats`. Raises GenerationError.
     """
     timed = partial(_timed, engine, adapter=adapter, clock=clock)
-    short, long = (min(size, engine.max_model_len // 2) for size in (_PROMPT, _LONG_PROMPT))
+    short, long = (min(size, engine.max_model_len // 2) for size in (PROBE_PROMPT, _LONG_PROMPT))
     prompts = _prompts(engine.vocab_size, short, 1 + _REPEATS + seats + _TRIES)
     await timed(prompts[:1], 2)  # what an engine does at its first request only
     firsts = [await timed([prompt], 1) for prompt in prompts[1 : _REPEATS + 1]]

@@ -139,7 +139,9 @@ class SnapshotCollector(Collector):
 
     def _replicas(self) -> Iterator[Metric]:
         seats = GaugeMetricFamily("nightshift_seats", "Seats by use.", labels=["replica", "use"])
-        limit = GaugeMetricFamily("nightshift_seat_limit", "Sequences that the SLO has room for.", labels=["replica"])
+        limit = GaugeMetricFamily(
+            "nightshift_seat_limit", "Rollouts that the SLO has room for without users.", labels=["replica"]
+        )
         headroom = GaugeMetricFamily(
             "nightshift_slo_headroom", "Share of the SLO at which rollouts get fewer seats.", labels=["replica"]
         )

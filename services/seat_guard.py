@@ -4,10 +4,11 @@
     near its edge:        limit *= ease
     outside, a breach:    limit *= decrease, once, and no rollout until hold_s after the last look that found it
 
-Rollouts get what users leave of the limit, so that an engine step takes as long with many users as with few. New ones
-get only what users left of it at their most of late: users come and go by the second, and a sample that is let in for a
-moment costs them its prefill for a handful of tokens. Additive increase, multiplicative decrease: Chiu and Jain,
-"Analysis of the increase and decrease algorithms for congestion avoidance in computer networks", 1989.
+Rollouts get what users leave of the limit, where each counts as the rollouts whose time it takes (`user_weight`), so
+that an engine step takes as long with many users as with few. New ones get only what users left of it at their most of
+late: users come and go by the second, and a sample that is let in for a moment costs them its prefill for a handful of
+tokens. Additive increase, multiplicative decrease: Chiu and Jain, "Analysis of the increase and decrease algorithms for
+congestion avoidance in computer networks", 1989.
 """
 
 from dataclasses import dataclass, replace
@@ -37,8 +38,8 @@ class Felt:
     """Mean time between two tokens of a sequence; less than a step where a step brings several."""
     kv_usage: float
     """Share of the KV cache in use, 0 to 1."""
-    sequences: int
-    """Of users, at their most of late, and of rollouts."""
+    sequences: float
+    """Of rollouts, and of users at their most of late by their weight."""
     beside: bool
     """Whether rollouts held a seat since the limit was last changed: only then is it to blame."""
     met_steps: int = 2
@@ -48,7 +49,7 @@ class Felt:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`limit` counts the sequences of users and rollouts together."""
+    """`limit` counts rollouts, and users by their weight."""
 
     limit: float
     closed_until: float = 0.0
@@ -58,10 +59,19 @@ class Guard:
 
 
 def next_guard(
-    guard: Guard, felt: Felt, now: float, dt: float, *, slo: SloConfig, headroom: float, idle: IdleSpeed, most: int
+    guard: Guard,
+    felt: Felt,
+    now: float,
+    dt: float,
+    *,
+    slo: SloConfig,
+    headroom: float,
+    idle: IdleSpeed,
+    seats: int,
+    weight: float = 1.0,
 ) -> Guard:
-    """The guard after `dt` seconds more, at `now` (monotonic); the engine has `most` seats, and users are near an edge
-    beyond the share `headroom` of a target."""
+    """The guard after `dt` seconds more, at `now` (monotonic); the engine has `seats`, a user counts as `weight`
+    rollouts, and users are near an edge beyond the share `headroom` of a target."""
     blamed = felt.beside and now >= guard.closed_until
     if _breached(felt, slo):
         limit = _less(guard, felt, slo.decrease) if blamed else guard.limit
@@ -72,7 +82,7 @@ def next_guard(
         return Guard(_less(guard, felt, slo.ease), closed_until=guard.closed_until, since=now)
     if felt.sequences + 1 < guard.limit:  # a limit that nothing reaches proves nothing
         return guard
-    return replace(guard, limit=min(float(most), guard.limit + slo.increase_per_s * most * dt))
+    return replace(guard, limit=min(seats * weight, guard.limit + slo.increase_per_s * seats * dt))
 
 
 def prefill_pace(slo: SloConfig, idle: IdleSpeed, *, seats: int, most: int) -> int:
@@ -93,7 +103,7 @@ def prefill_pace(slo: SloConfig, idle: IdleSpeed, *, seats: int, most: int) -> i
     return max(1, min(most, int(room_s / idle.prefill_token_s)))
 
 
-def guarded_seats(guard: Guard, now: float, *, total: int, reserve: int, users: int) -> int:
+def guarded_seats(guard: Guard, now: float, *, total: int, reserve: int, users: int, weight: float = 1.0) -> int:
     """Seats that rollouts may hold now.
 
     >>> guard = Guard(limit=20.7, closed_until=5.0)
@@ -101,11 +111,13 @@ def guarded_seats(guard: Guard, now: float, *, total: int, reserve: int, users: 
     [20, 14, 1, 0]
     >>> guarded_seats(guard, 4.9, total=32, reserve=4, users=6)
     0
+    >>> guarded_seats(guard, 6.0, total=32, reserve=4, users=6, weight=2.5)
+    5
     """
     fitting = max(0, total - max(reserve, users))
     if now < guard.closed_until:
         return 0
-    wanted = int(guard.limit) - users
+    wanted = int(guard.limit - weight * users)
     return min(fitting, max(wanted, 0 if users else _MIN_ROLLOUTS))
 
 

@@ -19,6 +19,7 @@ from services.seats import Seats, rollout_seats
 from services.slo import SloConfig
 from services.step_log import StepLog
 from services.user_seats import UserSeats
+from services.user_weight import UserWeight
 from services.user_window import RequestTimes, UserWindow
 
 _TICK_S = 0.1
@@ -73,6 +74,7 @@ class SeatKeeper:
         self._still_until = still_until
         self._clock = clock
         self._idle = IdleSpeed(0.0, 0.0, 1.0)
+        self._weight = UserWeight(self._idle, total)
         self._window = UserWindow(slo.window_s)
         self._peak = RecentPeak(slo.window_s)
         self._beside_at = -math.inf
@@ -91,7 +93,8 @@ class SeatKeeper:
 
     @property
     def limit(self) -> int | None:
-        """Sequences, of users and rollouts together, that the SLO has room for; None where none is kept to."""
+        """Rollouts that the SLO would have room for without users, of whom each takes the room of some; None where none
+        is kept to."""
         return int(self._guard.limit) if self._guards else None
 
     @property
@@ -110,7 +113,7 @@ class SeatKeeper:
 
     def calibrate(self, idle: IdleSpeed) -> None:
         """What the engine does with one request alone."""
-        self._idle = idle
+        self._idle, self._weight = idle, UserWeight(idle, self._total)
         self.resize()
 
     def allow(self, role: ReplicaRole) -> None:
@@ -233,7 +236,8 @@ class SeatKeeper:
             slo=self._slo,
             headroom=self._headroom.share,
             idle=self._idle,
-            most=self._total,
+            seats=self._total,
+            weight=self._weight.value,
         )
         if was_open and now < self._guard.closed_until:
             self.breaches += 1
@@ -241,6 +245,7 @@ class SeatKeeper:
 
     def _learn(self, now: float, dt: float) -> None:
         """What users without rollouts beside them felt is not the rollouts' doing."""
+        self._weight.learn(self._window.ended)
         self._beside_at = now if self.seats.held else self._beside_at
         self._headroom = next_headroom(
             self._headroom, self._window.ended, now, dt, beside_at=self._beside_at, slo=self._slo
@@ -254,7 +259,7 @@ class SeatKeeper:
             step_s=log.step_s(since),
             token_s=log.token_s(since),
             kv_usage=log.kv_usage,
-            sequences=self._peak.most(now) + self.seats.held,
+            sequences=self._weight.value * self._peak.most(now) + self.seats.held,
             beside=self._beside_at > since,
             met_steps=1 if self._engine.rollouts_give_way else 2,
         )
@@ -287,5 +292,10 @@ class SeatKeeper:
 
     def _guarded_seats(self, users: int) -> int:
         return guarded_seats(
-            self._guard, self._clock(), total=self._total, reserve=self._harvest.user_reserve, users=users
+            self._guard,
+            self._clock(),
+            total=self._total,
+            reserve=self._harvest.user_reserve,
+            users=users,
+            weight=self._weight.value,
         )

@@ -23,6 +23,8 @@ class RequestTimes:
     last: float | None
     """Time of its newest token."""
     tokens: int
+    prompt: int = 0
+    """Tokens of its prompt that the cache did not have."""
 
     @property
     def ttft_s(self) -> float | None:

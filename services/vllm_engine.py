@@ -346,7 +346,8 @@ def _own_id() -> str:
 def _times(state: Any, ahead: float) -> RequestTimes:
     stats = state.stats
     first, last = stats.first_token_ts or None, stats.last_token_ts or None
-    return RequestTimes(stats.arrival_time + ahead, first, last, stats.num_generation_tokens)
+    prompt = state.prompt_len - max(0, state.num_cached_tokens)
+    return RequestTimes(stats.arrival_time + ahead, first, last, stats.num_generation_tokens, prompt)
 
 
 async def _last(

@@ -35,7 +35,8 @@ class _User:
 
     @property
     def times(self) -> RequestTimes:
-        return RequestTimes(self.arrived_at, self.first_at, self.last_at, self.sequence.made)
+        made = self.sequence.made
+        return RequestTimes(self.arrived_at, self.first_at, self.last_at, made, self.sequence.size - made)
 
 
 @dataclass(slots=True, eq=False)

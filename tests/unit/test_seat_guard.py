@@ -53,7 +53,7 @@ class Plant:
             )
             self.now += TICK
             self.guard = next_guard(
-                self.guard, felt, self.now, TICK, slo=slo, headroom=0.75, idle=IDLE, most=self.total
+                self.guard, felt, self.now, TICK, slo=slo, headroom=0.75, idle=IDLE, seats=self.total
             )
             history.append(self.rollouts)
         return history
@@ -66,7 +66,7 @@ def a_look(**changes: Any) -> Felt:
 
 
 def after(guard: Guard, felt: Felt, now: float = 10.0, slo: SloConfig = SLO) -> Guard:
-    return next_guard(guard, felt, now, TICK, slo=slo, headroom=0.75, idle=IDLE, most=64)
+    return next_guard(guard, felt, now, TICK, slo=slo, headroom=0.75, idle=IDLE, seats=64)
 
 
 @given(
@@ -121,7 +121,7 @@ def test_a_breach_takes_every_seat_at_once_and_leaves_less_for_later(
     felt: tuple[float | None, float | None], limit: float
 ) -> None:
     seen = a_look(ttft_s=felt[0], tpot_s=felt[1])
-    guard = next_guard(Guard(limit), seen, 10.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, most=64)
+    guard = next_guard(Guard(limit), seen, 10.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, seats=64)
     assert guarded_seats(guard, 10.0, total=64, reserve=0, users=1) == 0
     assert guarded_seats(guard, 10.0 + SLO.hold_s, total=64, reserve=0, users=1) <= max(0, limit * SLO.decrease)
     assert guard.since == 10.0
@@ -152,19 +152,19 @@ def test_steps_that_bring_several_tokens_are_held_against_the_pace_of_tokens() -
 
 def test_a_limit_that_nothing_reaches_does_not_grow() -> None:
     seen = a_look(step_s=0.01, sequences=3)
-    assert next_guard(Guard(10.0), seen, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, most=64) == Guard(10.0)
+    assert next_guard(Guard(10.0), seen, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, seats=64) == Guard(10.0)
 
 
 def test_a_full_kv_cache_takes_seats_without_closing() -> None:
     seen = a_look(step_s=0.01, kv_usage=0.95, sequences=20)
-    guard = next_guard(Guard(20.0), seen, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, most=64)
+    guard = next_guard(Guard(20.0), seen, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, seats=64)
     assert (guard.limit, guard.closed_until) == (18.0, 0.0)
 
 
 def test_the_step_that_the_next_user_would_wait_for_counts_before_that_user_comes() -> None:
     seen = a_look(step_s=0.059, sequences=20)
     only_ttft = SloConfig(ttft_s=0.2)
-    assert next_guard(Guard(20.0), seen, 1.0, TICK, slo=only_ttft, headroom=0.75, idle=IDLE, most=64).limit < 20
+    assert next_guard(Guard(20.0), seen, 1.0, TICK, slo=only_ttft, headroom=0.75, idle=IDLE, seats=64).limit < 20
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,20 @@ async def test_users_who_waited_for_new_weights_take_no_room_of_the_cache_for_th
     assert any(t.wanted.done() for t in tickets)
 
 
+async def test_users_whose_prompts_take_the_time_of_rollouts_take_as_many_of_their_seats(engine: Engine) -> None:
+    keeper = keeper_of(engine)
+    sat(keeper, TOTAL)
+    look(keeper, engine, 5)
+    for _ in range(2):  # comes, and is over
+        engine.requests = {"a": RequestTimes(engine.now - 0.1, engine.now, engine.now, tokens=9)}
+        look(keeper, engine)
+        engine.requests = {}
+        look(keeper, engine)
+    assert keeper.limit == TOTAL
+    with keeper.users.hold(2):  # of 0.03 s of prompt for 9 tokens, to which a sequence adds 1.3 ms each
+        assert keeper.seats.capacity == TOTAL - 7
+
+
 async def test_a_seat_that_a_user_leaves_is_given_to_no_rollout_before_the_window_is_over(engine: Engine) -> None:
     keeper = keeper_of(engine)
     tickets = sat(keeper, TOTAL)

@@ -1,0 +1,53 @@
+"""How many rollouts a user counts as: both have a token in each step, but users' prompts are computed for few tokens.
+
+    a user's share of each step  =  a sequence's  +  what the prompt takes / tokens of the answer
+    weight                       =  that / a sequence's
+
+Without it a batch in which users take the place of rollouts, one for one, has longer steps than before.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from services.idle_speed import PROBE_PROMPT, IdleSpeed
+from services.user_window import RequestTimes
+
+_MEMORY = 50
+"""Users whose prompts and answers are remembered."""
+_MOST = 8.0
+"""However little a sequence adds to a step: where it is next to nothing it cannot be told from noise."""
+
+
+class UserWeight:
+    """Of the newest users of one engine."""
+
+    def __init__(self, idle: IdleSpeed, seats: int) -> None:
+        self._idle = idle
+        self._step_s = (idle.full_step_s(seats) - idle.token_s) / max(1, seats - 1)
+        """Of each sequence in it."""
+        self._ended: deque[RequestTimes] = deque(maxlen=_MEMORY)
+        self.value = 1.0
+        """From 1 to 8; 1 before a user ended."""
+
+    def learn(self, ended: Sequence[RequestTimes]) -> None:
+        """These users have all of their tokens.
+
+        >>> weight = UserWeight(IdleSpeed(first_token_s=0.05, token_s=0.02, capacity=8.0, prefill_token_s=0.001), 33)
+        >>> for size in (24, 124):
+        ...     weight.learn([RequestTimes(0.0, 0.1, 1.0, tokens=20, prompt=size)] * 50)
+        ...     round(weight.value, 2)
+        1.77
+        4.33
+        """
+        self._ended.extend(times for times in ended if times.tokens)
+        if not self._ended:
+            return
+        prompts_s = sum(self._prompt_s(times) for times in self._ended)
+        steps_s = sum(times.tokens for times in self._ended) * self._step_s
+        self.value = min(_MOST, 1 + prompts_s / steps_s) if steps_s > 0 else _MOST
+
+    def _prompt_s(self, times: RequestTimes) -> float:
+        """Beyond the step of its first token, which others have theirs in too."""
+        idle = self._idle
+        longer_s = max(0, times.prompt - PROBE_PROMPT) * idle.prefill_token_s
+        return max(0.0, idle.first_token_s - idle.token_s) + longer_s
