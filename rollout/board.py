@@ -127,7 +127,8 @@ class Heartbeat:
     adapter_layers: tuple[str, ...] = ()
     """Last parts of the names of the layers that they can change."""
     seat_limit: int | None = None
-    """Sequences, of users and rollouts together, that the SLO has room for; None without an SLO."""
+    """Rollouts that the SLO would have room for without users, of whom each takes the room of some; None without an
+    SLO."""
     slo_headroom: float | None = None
     """Share of the SLO's targets at which rollouts get fewer seats, as learned from users; None without an SLO and
     on a replica that is lent as a whole."""
