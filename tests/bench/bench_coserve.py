@@ -89,6 +89,7 @@ async def _measure(fleet: CoserveFleet, users: Users, plan: Plan, figures: Figur
         one.quiet.repeated = list(figures.content.get("repeated", []))
         one.quiet.waited_s = figures.content.get("waited_s", 0.0)
         figures.put(comparison=_comparison(figures))
+        await one.warm_up()
         if "slo" not in figures.content:
             await _idle(one, figures)
         slo = Slo(**figures.content["slo"])

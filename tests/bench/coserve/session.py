@@ -63,11 +63,14 @@ class Session:
         beat = self._watch.beats[-1]
         return f"{beat.seats_users} users and {beat.seats_rollouts} rollouts in {self._plan.seats} seats"
 
-    async def idle(self) -> list[Answer]:
-        """Users one at a time on an engine that does nothing else; the first few warm it up."""
+    async def warm_up(self) -> None:
+        """The first users of a gateway wait for what it does once."""
         await self._configure(NO_ROLLOUTS)
         await self._users.ready()
         await self._users.alone([0.05] * 5, name="warm-up")
+
+    async def idle(self) -> list[Answer]:
+        """Users one at a time on an engine that does nothing else."""
         while True:
             await self.quiet.wait()
             async with (theft := Theft()).seen():
