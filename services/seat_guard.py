@@ -1,6 +1,7 @@
 """How many sequences an engine may work on while its users stay within their SLO.
 
-    inside the SLO:       limit += increase_per_s * seats * dt, where the limit is what holds rollouts back
+    inside the SLO:       limit += increase_per_s * seats * dt, where the limit is what holds rollouts back, and where
+                          nobody was near an edge within the window
     near its edge:        limit *= ease
     outside, a breach:    limit *= decrease, once, and no rollout until hold_s after the last look that found it
 
@@ -32,6 +33,10 @@ class Felt:
     """95th percentile of users' first tokens; whoever still waits counts with the time so far."""
     tpot_s: float | None
     """95th percentile of users' mean time between tokens."""
+    ttft_lately_s: float | None
+    tpot_lately_s: float | None
+    """The same of the whole window, under whatever limit: what happens once in a few seconds says whether there is room
+    for more, and may not have been felt yet under the limit of now."""
     step_s: float | None
     """Mean time of an engine step."""
     token_s: float | None
@@ -80,7 +85,9 @@ def next_guard(
         if not blamed:
             return guard
         return Guard(_less(guard, felt, slo.ease), closed_until=guard.closed_until, since=now)
-    if felt.sequences + 1 < guard.limit:  # a limit that nothing reaches proves nothing
+    lately = replace(felt, ttft_s=felt.ttft_lately_s, tpot_s=felt.tpot_lately_s)
+    # a limit that nothing reaches proves nothing
+    if felt.sequences + 1 < guard.limit or _pressure(lately, slo, idle) > headroom:
         return guard
     return replace(guard, limit=min(seats * weight, guard.limit + slo.increase_per_s * seats * dt))
 

@@ -256,6 +256,8 @@ class SeatKeeper:
         return Felt(
             ttft_s=self._window.ttft_s(now, since, still=still),
             tpot_s=self._window.tpot_s(now, since),
+            ttft_lately_s=self._window.ttft_lately_s(now),
+            tpot_lately_s=self._window.tpot_s(now, still),
             step_s=log.step_s(since),
             token_s=log.token_s(since),
             kv_usage=log.kv_usage,

@@ -45,6 +45,8 @@ class Plant:
             felt = Felt(
                 ttft_s=None if step is None or not self.users else IDLE.first_token_s + step,
                 tpot_s=step if self.users else None,
+                ttft_lately_s=None,
+                tpot_lately_s=None,
                 step_s=step,
                 token_s=step,
                 kv_usage=0.0,
@@ -61,7 +63,17 @@ class Plant:
 
 def a_look(**changes: Any) -> Felt:
     """Of 64 sequences, some of them rollouts'."""
-    seen = Felt(ttft_s=None, tpot_s=None, step_s=None, token_s=None, kv_usage=0.0, sequences=64, beside=True)
+    seen = Felt(
+        ttft_s=None,
+        tpot_s=None,
+        ttft_lately_s=None,
+        tpot_lately_s=None,
+        step_s=None,
+        token_s=None,
+        kv_usage=0.0,
+        sequences=64,
+        beside=True,
+    )
     return replace(seen, **changes)
 
 
@@ -153,6 +165,13 @@ def test_steps_that_bring_several_tokens_are_held_against_the_pace_of_tokens() -
 def test_a_limit_that_nothing_reaches_does_not_grow() -> None:
     seen = a_look(step_s=0.01, sequences=3)
     assert next_guard(Guard(10.0), seen, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, seats=64) == Guard(10.0)
+
+
+@pytest.mark.parametrize("lately", [{"ttft_lately_s": 0.16}, {"tpot_lately_s": 0.05}])
+def test_the_limit_does_not_grow_while_the_window_remembers_users_near_an_edge(lately: dict[str, float]) -> None:
+    inside = a_look(ttft_s=0.1, tpot_s=0.03, step_s=0.03, token_s=0.03, sequences=20)
+    assert after(Guard(20.0), inside).limit > 20
+    assert after(Guard(20.0), replace(inside, **lately)) == Guard(20.0)
 
 
 def test_a_full_kv_cache_takes_seats_without_closing() -> None:
