@@ -34,6 +34,16 @@ def test_who_still_waits_counts_with_the_time_so_far() -> None:
     assert window.ttft_s(2.0, 0.0) == pytest.approx(1.8)
 
 
+def test_first_tokens_of_lately_are_those_within_the_window_under_whatever_limit_and_no_others() -> None:
+    window = UserWindow(5.0)
+    window.look(1.0, {"a": RequestTimes(0.2, 0.9, 0.9, 1)})
+    window.look(4.0, {"b": RequestTimes(3.0, 3.1, 3.1, 1)})
+    assert (window.ttft_s(4.0, 2.0), window.ttft_lately_s(4.0)) == (pytest.approx(0.1), pytest.approx(0.7))
+    assert window.ttft_lately_s(6.0) == pytest.approx(0.1)
+    assert window.ttft_lately_s(9.0) is None
+    assert window.ttft_s(9.0, 0.0) == pytest.approx(0.7), "the newest few, however old"
+
+
 def test_a_stream_that_stands_still_slows_down_while_it_does() -> None:
     window = UserWindow(5.0)
     for tick in range(1, 11):
