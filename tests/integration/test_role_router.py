@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from services.gateway import EngineBackend
-from services.role_router import ROLE, STALE_S, NotServing
+from services.refusals import STALE_S
+from services.role_router import ROLE, NotServing
 
 BODY = {"model": "policy", "prompt": "a b", "max_tokens": 4}
 _ROUTING = RequestRouterConfig(
