@@ -149,8 +149,8 @@ async def _rounds(
 def _turns(cell: Cell, plan: Plan) -> int:
     if cell.load == DAY:
         return 1
-    if cell.again:
-        return plan.again_rounds
+    if cell.again or cell.seats is not None:
+        return plan.sweep_rounds
     return plan.rounds if cell.arm in {USERS, GUARD, UNGUARDED} else 1
 
 

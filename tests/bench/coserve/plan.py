@@ -18,10 +18,10 @@ class Plan:
     """Of an arm at a load."""
     rounds: int = 6
     """In which the arms of a load take turns, so that a machine whose speed drifts is as slow for all of them."""
-    sweep_users: int = 120
+    sweep_users: int = 150
     """Of each constant at a load: the first so many of the same users."""
-    again_rounds: int = 3
-    """In which the guard and the best constant then take turns, with as many users."""
+    sweep_rounds: int = 3
+    """In which they come, each like one of an arm; then the guard and the best constant take as many turns."""
     user_prompt: int = 32
     user_tokens: int = 32
     """Tokens of each user's prompt and answer."""
@@ -40,8 +40,8 @@ class Plan:
     """What a day takes."""
     day_peak: float = 0.8
     """Share of capacity in the day's busiest hour."""
-    warm_s: float = 10.0
-    """Before each cell's measured time."""
+    warm_s: float = 20.0
+    """Before each round's measured time: the guard begins with a seat in each, and grows by some a second."""
     rollouts_s: float = 120.0
     steal: float = 0.05
     """Share of the processors that another guest may have had of a round; one with more is measured again."""
