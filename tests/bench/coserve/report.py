@@ -23,7 +23,7 @@ DEFINITIONS: Mapping[str, str] = {
     "rho": "users' tokens/s / rollouts-only",
     "efficiency": "harvested / ((1 - rho) x rollouts-only)",
     "oracle": "the constant number of rollout seats, users taking seats back, that harvests most with an attainment at "
-    f"most {100 * MARGIN:g} point below users only; each meets the first plan.sweep_users users, in rounds like theirs, "
+    f"most {100 * MARGIN:g} point below users only; each meets the first plan.sweep_users users, in like rounds, "
     "and has its prefill paced as without an SLO",
     "in turns": "the guard and that constant once more, in turns, with the users of the sweep",
     "steal": "share of the processors' time that another guest of the same host had; rounds with more than plan.steal, "
