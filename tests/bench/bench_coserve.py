@@ -142,7 +142,7 @@ async def _rounds(
             place = f"{cell.key}, round {turn + 1} of {turns}" if turns > 1 else cell.key
             async with _progress(one, place):
                 capacity = figures.content["capacity"]["rate"] if cell.load else 0.0
-                found[cell].append(await one.cell(cell, slo, capacity, turn=turn, turns=turns))
+                found[cell].append(await one.cell(cell, slo, capacity, turn=turn))
     return found
 
 
@@ -150,7 +150,7 @@ def _turns(cell: Cell, plan: Plan) -> int:
     if cell.load == DAY:
         return 1
     if cell.again or cell.seats is not None:
-        return plan.sweep_rounds
+        return min(plan.sweep_rounds, plan.rounds)
     return plan.rounds if cell.arm in {USERS, GUARD, UNGUARDED} else 1
 
 

@@ -135,7 +135,7 @@ def test_a_run_goes_on_with_the_cells_that_an_ended_one_left(tmp_path: Path) -> 
         {"seats": 16},
         {"seed": 2},
         {"users": 200},
-        {"sweep_users": 60},
+        {"round_s": 10.0},
         {"day_s": 150.0},
         {"day_peak": 0.5},
         {"push_every_s": 10.0},

@@ -24,6 +24,15 @@ def poisson(rate: float, count: int, *, seed: int) -> tuple[float, ...]:
     return tuple(times)
 
 
+def at_least(count: int, seconds: float, rate: float) -> int:
+    """Users at `rate` a second who are no fewer than `count` and come for no less than about `seconds`.
+
+    >>> at_least(60, 15.0, 2.0), at_least(60, 15.0, 20.0)
+    (60, 300)
+    """
+    return max(count, math.ceil(rate * seconds))
+
+
 def share(times: Sequence[float], turn: int, turns: int) -> tuple[float, ...]:
     """The arrivals of one of so many turns, one after the other, from the end of the turn before.
 

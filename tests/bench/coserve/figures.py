@@ -11,7 +11,7 @@ from tests.bench.json_file import write_json
 from .measure import Seen
 
 _SAME = (
-    *("seats", "seed", "users", "user_prompt", "user_tokens", "rounds", "sweep_users", "sweep_rounds", "warm_s"),
+    *("seats", "seed", "users", "user_prompt", "user_tokens", "rounds", "round_s", "sweep_rounds", "warm_s"),
     *("prefill_chunk", "first_token_steps", "day_s", "day_peak", "push_every_s", "push_rollouts"),
 )
 """Of the plan: arms that were measured with others had other users, or other pushes beside them."""

@@ -15,13 +15,14 @@ class Plan:
     seats: int = 32
     """Of the engine."""
     users: int = 300
-    """Of an arm at a load."""
-    rounds: int = 6
+    """Of an arm at a load, at least."""
+    rounds: int = 4
     """In which the arms of a load take turns, so that a machine whose speed drifts is as slow for all of them."""
-    sweep_users: int = 150
-    """Of each constant at a load: the first so many of the same users."""
-    sweep_rounds: int = 3
-    """In which they come, each like one of an arm; then the guard and the best constant take as many turns."""
+    round_s: float = 20.0
+    """Of each of them, at least: on a fast machine `users` are there in a few seconds, of which no queue comes to its
+    length and no push has its share."""
+    sweep_rounds: int = 2
+    """The first of these rounds, which each constant at a load has; then the guard and the best take as many turns."""
     user_prompt: int = 32
     user_tokens: int = 32
     """Tokens of each user's prompt and answer."""
@@ -32,9 +33,11 @@ class Plan:
     """Most steps in a row without rollouts while users' prompts are computed."""
     idle_users: int = 60
     probe_users: int = 60
-    """Of each rate that the capacity search tries."""
+    probe_s: float = 15.0
+    """The most of both, at each rate that the capacity search tries."""
     confirm_users: int = 300
-    """Of the rate that it finds, as many as an arm has: who is quick for half a minute has not that capacity."""
+    confirm_s: float = 60.0
+    """At the rate that it finds: who is quick for half a minute has not that capacity."""
     arrival_users: int = 100
     day_s: float = 240.0
     """What a day takes."""

@@ -23,9 +23,9 @@ DEFINITIONS: Mapping[str, str] = {
     "rho": "users' tokens/s / rollouts-only",
     "efficiency": "harvested / ((1 - rho) x rollouts-only)",
     "oracle": "the constant number of rollout seats, users taking seats back, that harvests most with an attainment at "
-    f"most {100 * MARGIN:g} point below users only; each meets the first plan.sweep_users users, in like rounds, "
+    f"most {100 * MARGIN:g} point below users only; each has the first plan.sweep_rounds rounds of the arms, "
     "and has its prefill paced as without an SLO",
-    "in turns": "the guard and that constant once more, in turns, with the users of the sweep",
+    "in turns": "the guard and that constant once more, in turns, in the rounds of the sweep",
     "steal": "share of the processors' time that another guest of the same host had; rounds with more than plan.steal, "
     "or than plan.steal_moment in any two seconds, are measured again, plan.repeats of the run at most",
     "not_delivered": "tokens by the engine's own counter less those users got, those rollouts kept and one a canary "

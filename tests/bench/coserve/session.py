@@ -15,7 +15,7 @@ from tests.fake_trainer import FakeTrainer
 
 from .answers import Answer
 from .arms import ARRIVAL, DAY, NO_ROLLOUTS, ROLLOUTS, Cell, Settings, resting, settings
-from .arrivals import before, day, day_curve, poisson, share
+from .arrivals import at_least, before, day, day_curve, poisson, share
 from .beats import Watch
 from .fleet import CoserveFleet
 from .host import Quiet, Theft
@@ -86,7 +86,12 @@ class Session:
 
     async def probe(self, search: CapacitySearch, rate: float, slo: Slo, *, number: int) -> float:
         """Attainment of users alone at a rate."""
-        count = self._plan.confirm_users if search.confirming else self._plan.probe_users
+        least = (
+            (self._plan.confirm_users, self._plan.confirm_s)
+            if search.confirming
+            else (self._plan.probe_users, self._plan.probe_s)
+        )
+        count = at_least(*least, rate)
         while True:
             await self.quiet.wait()
             start = time.time() + _LEAD_S
@@ -96,21 +101,21 @@ class Session:
             if not self.quiet.again(theft.share, theft.moment):
                 return attainment(answers, slo)
 
-    async def cell(self, cell: Cell, slo: Slo, capacity: float, *, turn: int = 0, turns: int = 1) -> Seen:
-        """With the users of one of its rounds, `turn` of `turns`; on an engine at rest, which it is after it too. Once
+    async def cell(self, cell: Cell, slo: Slo, capacity: float, *, turn: int = 0) -> Seen:
+        """With the users of one of the load's rounds; on an engine at rest, which it is after it too. Once
         more where the machine was not quiet. Raises RuntimeError where the engine does not come to rest."""
         while True:
-            seen = await self._cell(cell, slo, capacity, turn, turns)
+            seen = await self._cell(cell, slo, capacity, turn)
             if not self.quiet.again(seen.host.steal, seen.host.moment):
                 return seen
 
-    async def _cell(self, cell: Cell, slo: Slo, capacity: float, turn: int, turns: int) -> Seen:
+    async def _cell(self, cell: Cell, slo: Slo, capacity: float, turn: int) -> Seen:
         pushes, beats = len(self.pusher.pushes), len(self._watch.beats)
         earlier, counted = await self._watch.heartbeat(), await self._fleet.engine_tokens()
         rate, host = self._rate(cell, capacity), await self.quiet.wait()
         await self._configure(settings(cell, slo))
         async with (theft := Theft()).seen(), self._beside(cell):
-            span = await self._span(cell, rate, turn, turns)
+            span = await self._span(cell, rate, turn)
             await self._watch.after(span.stop)
         host = replace(host, steal=theft.share, moment=theft.moment)
         await self._rest(slo)
@@ -154,7 +159,7 @@ class Session:
                 for task in endless:
                     task.cancel()
 
-    async def _span(self, cell: Cell, rate: float, turn: int, turns: int) -> _Span:
+    async def _span(self, cell: Cell, rate: float, turn: int) -> _Span:
         if cell.arm == ROLLOUTS:
             await asyncio.sleep(self._plan.warm_s)
             start = time.time()
@@ -162,7 +167,7 @@ class Session:
             return _Span(start, time.time(), [])
         if cell.arm == ARRIVAL:
             return await self._arrivals(cell)
-        times = share(self._times(cell, rate), turn, turns)
+        times = self._times(cell, rate, turn)
         start = time.time() + _LEAD_S + self._plan.warm_s
         warm = before(self._plan.warm_s, self._first_rate(cell, rate), seed=self._plan.seed + 1 + turn)
         at = [start + s for s in (*warm, *times)]
@@ -181,12 +186,13 @@ class Session:
             answers += await self._users.alone([pause_s], name=name, tokens=_ARRIVAL_TOKENS)
         return _Span(start, time.time(), answers)
 
-    def _times(self, cell: Cell, rate: float) -> Sequence[float]:
+    def _times(self, cell: Cell, rate: float, turn: int) -> Sequence[float]:
         """The same for every arm at a load."""
+        plan = self._plan
         if cell.load == DAY:
-            return day(rate, self._plan.day_s, seed=self._plan.seed)
-        count = self._plan.sweep_users if cell.again or cell.seats is not None else self._plan.users
-        return poisson(rate, count, seed=self._plan.seed)
+            return day(rate, plan.day_s, seed=plan.seed)
+        count = at_least(plan.users, plan.rounds * plan.round_s, rate)
+        return share(poisson(rate, count, seed=plan.seed), turn, plan.rounds)
 
     async def _rest(self, slo: Slo) -> None:
         """Returns when a heartbeat says that the engine has nothing to do: rollouts are cut, and back in the queue."""
