@@ -42,7 +42,8 @@ class LendingConfig(Settings):
     reclaim_s: float = Field(default=120.0, gt=0)
     """A replica that is not back with users after so long is replaced."""
     rest_s: float = Field(default=60.0, ge=0)
-    """A replica that could not be lent is left alone for so long."""
+    """A replica that could not be lent is left alone for so long, and twice as long each further time in a row, up to
+    32 times that."""
     wish_s: float = Field(default=10.0, ge=1, le=600)
     """A lent replica that hears nothing of the gateway's decision for so long goes back to users."""
     poll_s: float = Field(default=0.05, gt=0, le=10)

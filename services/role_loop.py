@@ -173,6 +173,7 @@ class RoleLoop:
             self._on(Event.EXPIRED)
         elif not self._harvested and self._reconciler.fit:
             self._harvested = True
+            self._on(Event.VERIFIED)
             self.log.mark("verified")
             self.log.end()
 

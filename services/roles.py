@@ -18,6 +18,8 @@ from rollout.board import ReplicaRole
 
 RESTORES = 2
 """Times that the production model is put back before the replica is given up."""
+LONGEST_REST = 32
+"""Times `rest_s`: what failed so often in a row may do so until another version is published."""
 
 
 class Event(StrEnum):
@@ -31,6 +33,8 @@ class Event(StrEnum):
     """The production model is in use, and checked."""
     FAILED = "failed"
     """Weights could not be put in, or are not what they should be."""
+    VERIFIED = "verified"
+    """The run's weights are in use: rollouts have the replica."""
     EXPIRED = "expired"
     """The time for this role is over."""
 
@@ -44,7 +48,7 @@ class Limits:
     """In ROLLOUT without weights that are verified."""
     reclaim_s: float
     rest_s: float
-    """Before a replica that could not be lent is lent again."""
+    """Before a replica that could not be lent is lent again; twice as long each further time in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ class Standing:
     failures: int = 0
     """Restores that failed, in RECLAIMING."""
     rests_until: float = 0.0
+    vain: int = 0
+    """Lendings in a row of which rollouts had nothing."""
 
     @property
     def takes_users(self) -> bool:
@@ -81,13 +87,17 @@ def after(standing: Standing, event: Event, now: float, limits: Limits) -> Stand
     """The standing after an event."""
     if standing.role is ReplicaRole.RECLAIMING and event is Event.FAILED:
         return _failed(standing, now)
+    if event is Event.VERIFIED:
+        return replace(standing, vain=0)
     if event is Event.LEND and now < standing.rests_until:
         return standing
     role = _NEXT.get((standing.role, event))
     if role is None:
         return standing
-    rests_until = now + limits.rest_s if event in _UNWANTED else standing.rests_until
-    return Standing(role, since=now, rests_until=rests_until)
+    if event not in _UNWANTED:
+        return replace(standing, role=role, since=now, failures=0)
+    rest_s = limits.rest_s * min(LONGEST_REST, 2**standing.vain)
+    return Standing(role, since=now, rests_until=now + rest_s, vain=min(standing.vain + 1, LONGEST_REST))
 
 
 def expires_at(standing: Standing, limits: Limits, *, verified: bool) -> float | None:

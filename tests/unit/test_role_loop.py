@@ -311,6 +311,14 @@ async def test_a_policy_that_is_not_what_it_was_is_not_harvested_with(tmp_path: 
     assert await stand.step("r") is ReplicaRole.SERVING
     stand.now += 61
     assert await stand.step("r") is ReplicaRole.DRAINING
+    assert (await stand.step("r"), stand.engine.holds) == (ReplicaRole.SERVING, PRODUCTION)
+    stand.now += 61
+    assert await stand.step("r") is ReplicaRole.SERVING
+    stand.now += 60
+    stand.engine.damaged.clear()
+    for wanted in (ReplicaRole.DRAINING, ReplicaRole.ROLLOUT, ReplicaRole.ROLLOUT):
+        assert await stand.step("r") is wanted
+    assert stand.loop.standing.vain == 0
 
 
 async def test_a_production_model_that_does_not_come_back_is_the_end_of_the_replica(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.board import ReplicaRole
-from services.roles import RESTORES, Event, Limits, Standing, after, expires_at
+from services.roles import LONGEST_REST, RESTORES, Event, Limits, Standing, after, expires_at
 
 LIMITS = Limits(drain_s=10, enter_s=20, reclaim_s=30, rest_s=60)
 HOME = (ReplicaRole.SERVING, ReplicaRole.DRAINING, ReplicaRole.RECLAIMING, ReplicaRole.ROLLOUT)
@@ -18,6 +18,7 @@ standings = st.builds(
     since=st.floats(0, 50),
     failures=st.integers(0, RESTORES - 1),
     rests_until=st.floats(0, 100),
+    vain=st.integers(0, 40),
 )
 
 
@@ -49,14 +50,15 @@ def test_rollouts_begin_only_when_the_last_user_is_gone_and_users_only_when_thei
 def test_every_event_has_an_answer_in_every_role(standing: Standing, event: Event, now: float) -> None:
     found = after(standing, event, now, LIMITS)
     assert found.role in ReplicaRole
-    assert found == standing or found.since == now or found.failures == standing.failures + 1
+    known = found.since == now or found.failures == standing.failures + 1 or event is Event.VERIFIED
+    assert found == standing or known
 
 
 @given(standings, st.floats(100, 200))
 def test_a_recall_never_leads_away_from_users_and_a_broken_replica_stays_broken(standing: Standing, now: float) -> None:
     found = after(standing, Event.RECALL, now, LIMITS)
     if standing.role is ReplicaRole.BROKEN:
-        assert all(after(standing, event, now, LIMITS) == standing for event in Event)
+        assert all(after(standing, event, now, LIMITS).role is ReplicaRole.BROKEN for event in Event)
     else:
         assert HOME.index(found.role) <= HOME.index(standing.role)
 
@@ -100,6 +102,22 @@ def test_a_replica_that_could_not_be_lent_rests_before_the_next_try(steps: list[
     assert standing.role is ReplicaRole.SERVING
     assert after(standing, Event.LEND, standing.rests_until - 1, LIMITS) == standing
     assert after(standing, Event.LEND, standing.rests_until, LIMITS).role is ReplicaRole.DRAINING
+
+
+def test_each_further_lending_in_vain_is_followed_by_a_longer_rest_until_one_is_not() -> None:
+    standing, now, rests = Standing(), 0.0, []
+    in_vain = (Event.LEND, Event.DRAINED, Event.EXPIRED, Event.RESTORED)
+    for _ in range(8):
+        for event in in_vain:
+            standing = after(standing, event, now, LIMITS)
+        rests.append(standing.rests_until - now)
+        now = standing.rests_until
+    assert rests == [LIMITS.rest_s * min(LONGEST_REST, 2**n) for n in range(8)]
+    for event in (Event.LEND, Event.DRAINED, Event.VERIFIED, Event.RECALL, Event.RESTORED):
+        standing = after(standing, event, now, LIMITS)
+    for event in in_vain:
+        standing = after(standing, event, now, LIMITS)
+    assert standing.rests_until == now + LIMITS.rest_s
 
 
 @pytest.mark.parametrize("last", [[Event.FAILED] * RESTORES, [Event.EXPIRED]], ids=["failed", "too late"])
