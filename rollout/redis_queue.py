@@ -50,6 +50,9 @@ from rollout.types import TERMINAL_STATES, Experience, Group, GroupState, Purpos
 log = structlog.get_logger(__name__)
 
 _STATUS_PAGE = 256
+_ASKS_PER_LEASE = 4
+"""Part of its time for which a lease is asked for: one that waited for a server to come back would take groups over
+before those who have them could renew."""
 _OPEN = ("queued", "leased", "experience")
 
 
@@ -123,9 +126,8 @@ class RedisQueue:
     async def lease(self, consumer: str, *, count: int, lease_s: float, purposes: Sequence[Purpose]) -> list[Lease]:
         if count < 1 or not purposes:
             return []
-        rows = await self._run(
-            "lease", self._now(), secrets.token_hex(8), consumer, count, _ms(lease_s), *(p.value for p in purposes)
-        )
+        args = (secrets.token_hex(8), consumer, count, _ms(lease_s), *(purpose.value for purpose in purposes))
+        rows = await self._run("lease", self._now(), *args, patience_s=lease_s / _ASKS_PER_LEASE)
         leases = []
         for gid, attempt, deadline, body, salvaged, max_age in rows:
             try:
@@ -253,9 +255,9 @@ class RedisQueue:
         raw = await self._store.command("HGETALL", self._key("ledger"))
         return {key.decode(): int(value) for key, value in raw.items()}
 
-    async def _run(self, name: str, *args: Argument) -> Any:
+    async def _run(self, name: str, *args: Argument, patience_s: float | None = None) -> Any:
         try:
-            return await self._store.script(name, self._key("ledger"), *args)
+            return await self._store.script(name, self._key("ledger"), *args, patience_s=patience_s)
         except ScriptRefusal as refusal:
             raise self._error(refusal, args) from None
 

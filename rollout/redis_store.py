@@ -121,8 +121,9 @@ class RedisStore:
         without an append-only file, `unknown` where it does not say."""
         return self._durability
 
-    async def script(self, name: str, key: str, *args: Argument) -> Any:
-        """Run `rollout/lua/<name>.lua` with its one key. Raises ScriptRefusal for the script's own errors."""
+    async def script(self, name: str, key: str, *args: Argument, patience_s: float | None = None) -> Any:
+        """Run `rollout/lua/<name>.lua` with its one key, again for up to `patience_s` (at most, and by default,
+        `outage_s`) while nothing answers. Raises ScriptRefusal for the script's own errors."""
         source, sha = _script(name)
 
         async def run() -> Any:
@@ -131,7 +132,8 @@ class RedisStore:
             except NoScriptError:
                 return await self._execute("EVAL", source, 1, key, *args)
 
-        return await self._answered(run)
+        limit_s = None if patience_s is None else min(patience_s, self.config.outage_s)
+        return await self._answered(run, limit_s, knob="the call's own patience")
 
     async def command(self, *args: Argument) -> Any:
         """One command that may be sent twice; the raw answer."""
@@ -159,7 +161,7 @@ class RedisStore:
             async with asyncio.timeout(limit):
                 info = await self._answered(lambda: self._execute("INFO"), limit, heard)
         except TimeoutError as error:
-            raise self._silent(limit, "connect_timeout_s", heard[-1] if heard else None) from error
+            raise self._silent(limit, "redis.connect_timeout_s", heard[-1] if heard else None) from error
         except ResponseError as error:
             raise StoreUnavailable(f"{self.config.redacted_url} refused INFO: {error}") from error
         if (problem := unsuitable(info)) is not None:
@@ -182,7 +184,12 @@ class RedisStore:
         return settings.get("appendfsync", "unknown")
 
     async def _answered(
-        self, call: Callable[[], Awaitable[Any]], outage_s: float | None = None, heard: list[RedisError] | None = None
+        self,
+        call: Callable[[], Awaitable[Any]],
+        outage_s: float | None = None,
+        heard: list[RedisError] | None = None,
+        *,
+        knob: str = "redis.connect_timeout_s",
     ) -> Any:
         """The call's answer, the call repeated while the server cannot be reached; `heard` collects the failures."""
         limit = self.config.outage_s if outage_s is None else outage_s
@@ -200,8 +207,7 @@ class RedisStore:
                     answer = await self._attempt(call, heard)
         except RedisError as error:
             if _is_lost(error):
-                knob = "outage_s" if outage_s is None else "connect_timeout_s"
-                raise self._silent(limit, knob, error) from error
+                raise self._silent(limit, "redis.outage_s" if outage_s is None else knob, error) from error
             raise _translated(_answer(error), self.config.redacted_url, self.config.namespace) from error
         if task and task.cancelling() > cancellations:
             # some await of the client library swallows a cancellation
@@ -221,7 +227,7 @@ class RedisStore:
 
     def _silent(self, limit_s: float, knob: str, last: RedisError | None) -> StoreUnavailable:
         said = "" if last is None else f": {_cause(last)}"
-        return StoreUnavailable(f"{self.config.redacted_url} did not answer for {limit_s:g} s (redis.{knob}){said}")
+        return StoreUnavailable(f"{self.config.redacted_url} did not answer for {limit_s:g} s ({knob}){said}")
 
 
 def _named(name: str) -> Callable[[Any], Awaitable[None]]:

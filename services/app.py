@@ -17,14 +17,13 @@ from services.engine_arguments import engine_arguments
 from services.twins import check_twins
 from services.user_adapter import check_user_adapter
 
-_DRAIN_S = 20.0
 _MAX_ONGOING = 1024
-_ROUTED_BY_ROLE = {
-    "request_router_config": {
-        "request_router_class": "services.role_router.RoleRouter",
-        "request_routing_stats_period_s": 0.5,
-    }
+_ROUTER = {
+    "request_router_class": "services.role_router.RoleRouter",
+    "request_routing_stats_period_s": 0.5,
 }
+_HEALTH_CHECK_PERIOD_S = 2.0
+"""Serve replaces a replica that fails three; one costs a look at what the replica knows."""
 
 
 def build(args: dict[str, Any]) -> serve.Application:
@@ -88,26 +87,27 @@ def llm_config(config: FleetConfig) -> LLMConfig:
 
 def _deployment_options(config: FleetConfig) -> dict[str, Any]:
     return {
-        **(_ROUTED_BY_ROLE if config.lends else {}),
+        "request_router_config": _ROUTER,
         "autoscaling_config": autoscaling(config.autoscaling),
         "max_ongoing_requests": _MAX_ONGOING,
-        "graceful_shutdown_timeout_s": _DRAIN_S,
+        "graceful_shutdown_timeout_s": config.autoscaling.drain_s,
+        "health_check_period_s": _HEALTH_CHECK_PERIOD_S,
         "ray_actor_options": {"num_cpus": 0 if config.engine.device == "cpu" else config.engine.cpus},
     }
 
 
 def autoscaling(scaling: AutoscalingConfig) -> dict[str, Any]:
     """Serve's `autoscaling_config`; its own delays are 0, since the policy has better ones."""
-    bounds = {"min_replicas", "max_replicas"}
+    serves = {"min_replicas", "max_replicas", "drain_s"}
     return {
+        # and no `initial_replicas`: Serve goes back to so many whenever a setting changes, whatever users need
         "min_replicas": scaling.min_replicas,
-        "initial_replicas": scaling.min_replicas,
         "max_replicas": scaling.max_replicas,
         "upscale_delay_s": 0,
         "downscale_delay_s": 0,
         "policy": {
             "policy_function": "services.autoscaling:UserLoadPolicy",
-            "policy_kwargs": scaling.model_dump(mode="json", exclude=bounds | {"rate_window_s"}),
+            "policy_kwargs": scaling.model_dump(mode="json", exclude=serves | {"rate_window_s"}),
         },
     }
 

@@ -1,5 +1,6 @@
 """Buckets of an epoch, from the trainer into files, in whichever process has the transport."""
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -18,8 +19,9 @@ def receive_buckets(seat: Seat, files: Sequence[tuple[str, int]], directory: Pat
     """Take part in one epoch: write each of `files` (name, bytes), in order, into `directory`. Blocks.
 
     Nothing is checked but the sizes. Raises WeightsError when the group is not whole within the seat's
-    `form_timeout_s` or a bucket takes longer than `op_timeout_s`.
+    `form_timeout_s`, a bucket takes longer than `op_timeout_s` or all of them longer than `deadline_s`.
     """
+    until = time.monotonic() + seat.deadline_s
     try:
         with own_stream(torch.cuda, transport.device):
             store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -34,7 +36,12 @@ def receive_buckets(seat: Seat, files: Sequence[tuple[str, int]], directory: Pat
             buffer = _buffer(transport.device, largest)
             with joined(transport, prefixed, seat) as group:
                 for name, size in files:
-                    _receive(group, directory / name, size, buffer, seat.op_timeout)
+                    if (left_s := until - time.monotonic()) <= 0:
+                        raise WeightsError(
+                            f"epoch {seat.epoch}: not received within train.push.deadline_s={seat.deadline_s:g} s"
+                        )
+                    limit = min(seat.op_timeout, timedelta(seconds=left_s))
+                    _receive(group, directory / name, size, buffer, limit)
     except (RuntimeError, OSError) as error:  # torch.distributed raises nothing more special
         raise WeightsError(f"epoch {seat.epoch}: {error}") from error
 

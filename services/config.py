@@ -71,10 +71,15 @@ class EngineConfig(Settings):
     @field_validator("extra")
     @classmethod
     def _check_extra(cls, extra: dict[str, object]) -> dict[str, object]:
-        for name in extra:
+        for name, value in extra.items():
             if (knob := _TAKEN.get(name.replace("-", "_"))) is not None:
                 remedy = f"use {knob}" if knob else "leave it out: Nightshift relies on the value it gives"
                 raise ValueError(f"engine.extra.{name} would override what Nightshift sets; {remedy}")
+            if name.replace("-", "_").startswith("data_parallel"):
+                raise ValueError(
+                    f"engine.extra.{name}={value!r}: only the first of several data-parallel engines says how a push"
+                    " went; use autoscaling.min_replicas or engine.tensor_parallel_size"
+                )
         more = extra.get("additional_config", {})
         if not isinstance(more, dict):
             raise ValueError(f"engine.extra.additional_config={more!r} is no table")  # noqa: TRY004  pydantic's
@@ -94,6 +99,9 @@ class HarvestConfig(Settings):
     """Most prompt tokens of rollouts that the engine computes at a time: users wait for each of its steps. Fewer where
     the idle engine is seen to be slow with them. A larger prompt is computed alone."""
     lease_s: float = Field(default=30.0, gt=1, le=3600)
+    retry_s: float = Field(default=1.0, ge=0, le=60)
+    """Before a group whose reward or request failed is given back, and twice as long each further time, up to 16 times
+    that: a reward service that is away for a while costs no group."""
     poll_s: float = Field(default=0.05, gt=0, le=10)
     """Wait between two looks into an empty queue."""
     max_lag: int = Field(default=4, ge=0)
@@ -206,6 +214,8 @@ class AutoscalingConfig(Settings):
     """Over which arrivals are counted."""
     upscale_delay_s: float = Field(default=5.0, ge=0)
     downscale_delay_s: float = Field(default=300.0, ge=0)
+    drain_s: float = Field(default=60.0, ge=0, le=3600)
+    """Most time that users' answers have to end on a replica that is stopped; then they are cut."""
     rollout_budget: RolloutBudgetConfig | None = None
     """None: rollouts never add a replica."""
 

@@ -22,8 +22,9 @@ class House(Protocol):
     @property
     def takes_users(self) -> bool: ...
 
-    def check_engine(self) -> None:
-        """Raises when no request will be answered any more."""
+    @property
+    def ended(self) -> str:
+        """Why no request will be answered any more; empty while they are."""
         ...
 
     def request(self, sequences: int) -> AbstractContextManager[Answer]:
@@ -43,10 +44,11 @@ async def admitted(house: House, begin: Begin, seats: int, *, name: str) -> Asyn
     """The request's own stream; it holds as many of the users' seats until it ends or is given up. `name` is Serve's of
     the replica.
 
-    Raises before its first item, and before the engine has heard of it: NotServing in another role, with which the
-    gateway tries another replica, or what `check_engine` raises. The router learns of both only later.
+    Raises NotServing before its first item, and before the engine has heard of it, in another role or where the engine
+    is dead: the gateway tries another replica, and the router learns of both only later.
     """
-    house.check_engine()
+    if house.ended:
+        raise NotServing(name, house.ended)
     if not house.takes_users:
         raise NotServing(name, str(house.role))
     # no await between the look at the role and the seats: a replica that nobody holds a seat of is drained

@@ -42,7 +42,8 @@ log = structlog.get_logger(__name__)
 
 _OUTAGE_S = 2.0
 _TRY_AGAIN_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 0.8)
-"""Waits before asking again when a replica that is lent refused; longer together than a router's view is stale."""
+"""Waits before asking again when a replica that is lent or dead refused; longer together than a router's view is
+stale."""
 _GONE = frozenset({"EngineDeadError", "ReplicaUnhealthy", "EngineBroken"})
 """Errors of a replica that mean it will not answer any more."""
 
@@ -79,7 +80,7 @@ class EngineBackend:
                 log.info("refused", refusal=str(refusal), asked_again_in_s=wait_s)
             if wait_s is not None:
                 await self._sleep(wait_s)
-        message = "every replica that was asked has another role at the moment; try again"
+        message = "no replica that was asked takes users at the moment; try again"
         raise ApiError(503, message, code="no_replica_serves", headers={"Retry-After": "1"})
 
     async def _answer(self, verb: str, typed: Any, headers: Mapping[str, str]) -> Response:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from rollout.rewards import Reward, RewardInput
 from rollout.salvage import Chunk
 from rollout.types import Group, Partial, RolloutRequest, Sample, Segment, Timings
 from services.kept_prefixes import KeptPrefixes
-from services.sample_run import Generator, SampleRun, Tally
+from services.sample_run import EngineGone, Generator, SampleRun, Tally
 from services.seats import Seats
 
 
@@ -109,6 +110,12 @@ class GroupWork:
         for run in self._runs:
             run.part()
 
+    async def rest(self, seconds: float) -> None:
+        """Returns after so long, or when the group is to be given back."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._parted.wait()
+
     def leave(self) -> None:
         """Give all seats and places in the line back."""
         for run in self._runs:
@@ -140,8 +147,10 @@ class GroupWork:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        for task in running:
-            task.result()
+        # what waited for an engine that died says nothing of what it died of
+        errors = [error for task in running if (error := task.exception()) is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, EngineGone)):
+            raise error
         if self._parted.is_set():
             raise Parted
 

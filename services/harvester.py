@@ -32,6 +32,10 @@ _LOOK_S = 0.1
 """Between two looks at what is to be salvaged or given back."""
 _SALVAGE_AGAIN_S = 5.0
 """After the queue refused to keep something."""
+_OTHERS_S = 2.0
+"""After an outage of the store, for others to renew leases that ran out meanwhile before anybody takes one over."""
+_MOST_DOUBLINGS = 4
+"""Of `harvest.retry_s`."""
 _FAREWELL_S = 10.0
 """For all groups to be given back when the replica stops."""
 _STOPPED = "replica stopped"
@@ -86,6 +90,8 @@ class Harvester:
         self._prefixes = KeptPrefixes(keep=keeps)
         self._held: dict[tuple[str, str], _Held] = {}
         self._ended = asyncio.Event()
+        self._cut_off = False
+        """The store did not answer when asked for a lease last."""
         self._turn = 0
         self.tally = Tally()
 
@@ -118,11 +124,34 @@ class Harvester:
             self._part(held, reason)
         return sum(held.work.computed for held in self._held.values())
 
+    def follow(self, run: str) -> None:
+        """Weights of `run` are about to come: train groups of other runs end here, with their tokens, before any of
+        them is of those."""
+        for held in self._held.values():
+            if held.queue.run != run and held.lease.request.purpose is Purpose.TRAIN and held.work.unfinished:
+                self._part(held, _NOT_ALLOWED)
+
     async def _lease_forever(self) -> None:
         while True:
             await self._wait_for_room()
-            if not await self._lease_one():
+            if self._cut_off:
+                await self._come_back()
+            elif not await self._lease_one():
                 await asyncio.sleep(self._config.poll_s)
+
+    async def _come_back(self) -> None:
+        """Leases that ran out in an outage are still whose they were until somebody takes them over, so all are renewed
+        before any is taken."""
+        try:
+            for queue in {*self._fleet.queues(), *(held.queue for held in self._held.values())}:
+                await self._renew(queue)
+                await queue.ledger()  # where there is nothing to renew nobody was asked
+        except StoreUnavailable as error:
+            _log.warning("still_cut_off", error=str(error))
+            await asyncio.sleep(_OUTAGE_WAIT_S)
+            return
+        await asyncio.sleep(_OTHERS_S)
+        self._cut_off = False
 
     async def _wait_for_room(self) -> None:
         await self._seats.wait_free()
@@ -157,6 +186,7 @@ class Harvester:
             raise
         except StoreUnavailable as error:
             _log.warning("lease_failed", run=queue.run, error=str(error))
+            self._cut_off = True
             await asyncio.sleep(_OUTAGE_WAIT_S)
             return []
 
@@ -285,14 +315,19 @@ class Harvester:
         self.tally.lost += held.work.unsaved
 
     async def _fail(self, held: _Held, error: Exception) -> None:
-        """The group goes back with what there is of it, unless that may be why it failed."""
+        """The group goes back with what there is of it, unless that may be why it failed; after a while, since what
+        failed at once would fail as often as it may within milliseconds, and every group with it."""
         # What an engine computed when it died may be why it did, and counts; what only waited for it does not.
-        failed = not isinstance(error, EngineGone)
+        failed = not isinstance(error, EngineGone | StoreUnavailable)
         innocent = self._engine.dead or isinstance(error, RewardError | StoreUnavailable)
         forgotten = False
         _log.warning("group_failed", group=held.lease.group_id, attempt=held.lease.attempt, error=repr(error))
         with suppress(LeaseLost):
             await self._salvage(held, held.work.due(1) if innocent else [])
+        if failed and not self._engine.dead:
+            held.work.leave()
+            doublings = min(held.lease.attempt - 1, _MOST_DOUBLINGS)
+            await held.work.rest(self._config.retry_s * 2**doublings)
         with suppress(LeaseLost, StoreUnavailable):
             reason = f"{type(error).__name__}: {error}"
             await held.queue.release(held.lease, reason=reason, failed=failed, forget=not innocent)
@@ -314,11 +349,15 @@ class Harvester:
         held.task.cancel()
 
     async def _renew_forever(self) -> None:
+        wait_s = self._config.lease_s / 3
         while True:
-            await asyncio.sleep(self._config.lease_s / 3)
+            await asyncio.sleep(wait_s)
+            wait_s = self._config.lease_s / 3
             for queue in {id(h.queue): h.queue for h in self._held.values()}.values():
-                with suppress(StoreUnavailable):
+                try:
                     await self._renew(queue)
+                except StoreUnavailable:
+                    wait_s = min(wait_s, _OUTAGE_WAIT_S)
 
     async def _renew(self, queue: RolloutQueue) -> None:
         """Keep this queue's leases; work on those that are lost is aborted."""

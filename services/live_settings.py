@@ -13,16 +13,20 @@ _LIVE: Mapping[str, frozenset[str]] = {
 """Settings by section that a running replica can take."""
 
 
-def reconfigured(config: FleetConfig, changes: Mapping[str, Mapping[str, Any]]) -> FleetConfig:
+def reconfigured(config: FleetConfig, changes: Mapping[str, Mapping[str, Any] | None]) -> FleetConfig:
     """`config` with other settings of how rollouts share the engines.
 
     Raises ValueError for a setting that needs a restart, or a value that the configuration would not take.
     """
-    for section, settings in changes.items():
-        if fixed := sorted(set(settings) - _LIVE.get(section, frozenset())):
+    # a key of YAML with nothing below it is None
+    given: dict[str, Any] = {section: {} if settings is None else settings for section, settings in changes.items()}
+    for section, settings in given.items():
+        if section not in _LIVE or not isinstance(settings, Mapping):
+            raise ValueError(f"{section}={settings!r} cannot change while replicas run; {_live_names()} can")
+        if fixed := sorted(str(name) for name in set(settings) - _LIVE[section]):
             raise ValueError(f"{section}.{fixed[0]} cannot change while replicas run; {_live_names()} can")
     values = config.model_dump()
-    return FleetConfig.model_validate(values | {name: values[name] | dict(changes[name]) for name in changes})
+    return FleetConfig.model_validate(values | {name: values[name] | dict(given[name]) for name in given})
 
 
 def _live_names() -> str:

@@ -50,10 +50,11 @@ class Reconciler:
         config: PushConfig,
         max_lag: int,
         on_untrusted: Callable[[str, int], None],
+        on_coming: Callable[[str], None] = lambda _: None,
         receivers: Mapping[str, Receiver] | None = None,
         turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
-        """Within `turn` the engine may stand still."""
+        """Within `turn` the engine may stand still; `on_coming` is told the run whose weights come, before they do."""
         self._fleet = fleet
         self._replica = replica
         self._host = host
@@ -63,12 +64,15 @@ class Reconciler:
         self._config = config
         self._max_lag = max_lag
         self._on_untrusted = on_untrusted
+        self._on_coming = on_coming
         self._receivers = receivers or {"gloo": InReplica()}
         self._turn = turn
         self._refused: set[tuple[str, str]] = set()
         self._tokens: dict[str, int] = {}
         self._last_epoch = 0
         self._failures: dict[tuple[str, int, str], int] = {}
+        self.attached: str | None = None
+        """Run that the fleet followed at the last look."""
         self._target: CurrentVersion | None = None
         self._caught_up = False
         self._trusted = True
@@ -81,6 +85,8 @@ class Reconciler:
         """Of the fleet, whichever replica it holds."""
         self.run_name: str | None = None
         """Run whose weights are in use; None for the model as loaded."""
+        self.coming: str | None = None
+        """Run whose weights are on their way into the engine."""
         self.version = 0
         self.detail = "not compared with the current version yet"
         self.news = asyncio.Event()
@@ -92,7 +98,8 @@ class Reconciler:
         """Whether the weights in use are verified and, where they are the run's, recent enough for rollouts."""
         if not self.following:
             return True
-        return self._caught_up and self._trusted and (self.pinned is not None or self.lag <= self._max_lag)
+        recent = self.pinned is not None or (self.lag <= self._max_lag and not self._holds_another_runs)
+        return self._caught_up and self._trusted and recent
 
     @property
     def pinned(self) -> int | None:
@@ -106,6 +113,12 @@ class Reconciler:
     def lag(self) -> int:
         """Versions behind the current one."""
         return max(0, self._target.version - self.version) if self._target else 0
+
+    @property
+    def _holds_another_runs(self) -> bool:
+        """Whose numbers say nothing of how recent the weights are."""
+        known = self.attached is not None and self._target is not None
+        return known and self.run_name not in {None, self.attached}
 
     async def published(self) -> bool:
         """Whether there is a version to follow."""
@@ -158,7 +171,7 @@ class Reconciler:
         """One look at the board, and the one delivery it calls for."""
         if not self.following:
             return
-        run = await self._board.attached_run(self._fleet)
+        run = self.attached = await self._board.attached_run(self._fleet)
         if run is None:
             self.pin = None
             self._in_step()
@@ -176,9 +189,12 @@ class Reconciler:
             self._target = await self._board.current(run)
         if self._target is None or self._has(run, self._target.version):
             self._in_step()
-        elif self._newest_token(run, self._target.fencing_token) and self._tries_left(
-            run, self._target.version, self._target.digest
-        ):
+        elif not self._newest_token(run, self._target.fencing_token):
+            self.detail = (
+                f"version {self._target.version} has fencing token {self._target.fencing_token}, an earlier one of run"
+                f" {run} had {self._tokens[run]}: an older trainer's, or Redis lost its data; then restart the replicas"
+            )
+        elif self._tries_left(run, self._target.version, self._target.digest):
             await self._deliver(
                 await in_background(from_artefact, run, self._target, partial(self._accept, self._target))
             )
@@ -278,7 +294,7 @@ class Reconciler:
 
     async def _await_copy(self, directory: Path, invitation: Invitation) -> None:
         """Until the receiver of this host has sealed its copy."""
-        until = time.monotonic() + invitation.form_timeout_s + invitation.op_timeout_s
+        until = time.monotonic() + invitation.deadline_s
         while not (directory / MANIFEST).exists():
             if time.monotonic() > until:
                 raise WeightsError(f"the receiver of this host did not finish {directory}")
@@ -314,8 +330,9 @@ class Reconciler:
         manifest = delivery.manifest
         key = (delivery.run, manifest.version, manifest.digest)
         self._settled.clear()
-        verified = False
+        verified, self.coming = False, delivery.run
         try:
+            self._on_coming(delivery.run)
             pause_s = await self._swap.load(directory, version=manifest.version, fallback=delivery.artefact)
             gap = await self._swap.gap(manifest.canary)
             verified = self._conclude(delivery, pause_s, gap)
@@ -324,6 +341,7 @@ class Reconciler:
             self._failures = {} if verified else {key: self._failures.get(key, 0) + 1}
             if not self._trusted:
                 self._on_untrusted(f"version {manifest.version} is not verified", manifest.version)
+            self.coming = None
             self._settled.set()
             self.news.set()
 

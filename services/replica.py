@@ -111,6 +111,7 @@ class Replica:
             config=config.push,
             max_lag=config.harvest.max_lag,
             on_untrusted=self.harvester.give_up,
+            on_coming=self.harvester.follow,
             receivers={"gloo": InReplica(), "nccl": InWorker(engine)},
             turn=turns.turn if config.sharing.mode == "live" else nullcontext,
         )
@@ -158,7 +159,7 @@ class Replica:
             await self._board.retire(self._config.fleet, self.name)
         await self._store.close()
 
-    def reconfigure(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
+    def reconfigure(self, changes: Mapping[str, Mapping[str, Any] | None]) -> None:
         """Share the engine from now on by what the replica was built with and these changes.
 
         See `live_settings.reconfigured` for which may be. What is refused changes nothing and is shown as the replica's
@@ -176,15 +177,16 @@ class Replica:
 
     def check(self) -> None:
         """Raises ReplicaUnhealthy when the engine cannot be used any more or a loop has ended."""
-        self.check_engine()
+        if self.ended:
+            raise ReplicaUnhealthy(self.ended)
         if broken := self._loops.broken():
             raise ReplicaUnhealthy(broken)
 
-    def check_engine(self) -> None:
-        """Raises ReplicaUnhealthy when no request will be answered any more."""
+    @property
+    def ended(self) -> str:
+        """Why no request will be answered any more; empty while they are."""
         condition = self.health.now()
-        if condition.state is ReplicaState.DEAD:
-            raise ReplicaUnhealthy(condition.reason)
+        return (condition.reason or "dead") if condition.state is ReplicaState.DEAD else ""
 
     @property
     def role(self) -> ReplicaRole | None:
@@ -198,7 +200,7 @@ class Replica:
     # what the harvester asks
 
     def queues(self) -> Sequence[RolloutQueue]:
-        return self._queues.all()
+        return self._queues.of({self._config.run, self.reconciler.attached})
 
     def purposes(self, run: str) -> Sequence[Purpose]:
         """None unless the replica is healthy and follows the run; else see `purposes.leasable`."""
@@ -207,7 +209,7 @@ class Replica:
         return leasable(
             [Purpose(purpose) for purpose in self._config.harvest.purposes],
             run=run,
-            followed=self.reconciler.run_name,
+            followed=self.reconciler.coming or self.reconciler.run_name,
             pin=self.reconciler.pin,
             replica=self.name,
             version=self.reconciler.version,

@@ -1,7 +1,7 @@
-"""Users' requests go to replicas that serve users: Ray Serve's router, with an eye to roles.
+"""Users' requests go to replicas that serve users: Ray Serve's router, with an eye to roles and to dead engines.
 
-What a router knows of a role is up to a second old, so a replica refuses at its door (`NotServing`), the gateway tries
-again, and for as long as the view may be stale the router leaves out who refused.
+What a router knows of a replica is up to seconds old, so a replica refuses at its door (`NotServing`), the gateway
+tries again, and for as long as the view may be stale the router leaves out who refused.
 """
 
 import random
@@ -19,16 +19,16 @@ ROLE = "nightshift_role"
 
 
 class NotServing(NightshiftError, RuntimeError):
-    """The replica has another role than serving users; nothing was done, another one may be asked."""
+    """The replica has another role than serving users, or is dead; nothing was done, another one may be asked."""
 
-    def __init__(self, replica: str, role: str) -> None:
-        super().__init__(replica, role)
+    def __init__(self, replica: str, why: str) -> None:
+        super().__init__(replica, why)
         self.replica = replica
         """Serve's id of it."""
-        self.role = role
+        self.why = why
 
     def __str__(self) -> str:
-        return f"replica {self.replica} is {self.role}"
+        return f"replica {self.replica} takes no users: {self.why}"
 
 
 def eligible(roles: Mapping[str, str | None], refused: Callable[[str], bool]) -> list[str]:

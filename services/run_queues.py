@@ -1,6 +1,6 @@
 """The queues of the runs that a replica works for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from rollout.queue import RolloutQueue
 from rollout.redis_board import RedisBoard
@@ -10,16 +10,22 @@ from rollout.types import Purpose
 
 
 class RunQueues:
-    """One for each run that the fleet's board has named so far."""
+    """One for each run that the fleet's board has named so far.
+
+    A fleet has many in its life, most of them over: one that had no work at the last look is asked for none.
+    """
 
     def __init__(self, store: RedisStore, fleet: str) -> None:
         self._store = store
         self._board = RedisBoard(store)
         self._fleet = fleet
         self._queues: dict[str, RolloutQueue] = {}
+        self._idle: set[str] = set()
+        """Runs without a group that waits or is leased, at the last look."""
 
-    def all(self) -> Sequence[RolloutQueue]:
-        return list(self._queues.values())
+    def of(self, always: Collection[str | None]) -> Sequence[RolloutQueue]:
+        """Of the runs that have work, and of those in `always`, which may have it any moment."""
+        return [queue for run, queue in self._queues.items() if run not in self._idle or run in always]
 
     async def refresh(self) -> None:
         """Raises StoreUnavailable."""
@@ -29,9 +35,11 @@ class RunQueues:
 
     async def waiting(self, purposes: Callable[[str], Sequence[Purpose]]) -> int:
         """Groups of the purposes that may be leased of each run. Raises StoreUnavailable."""
-        waiting = 0
-        for run, queue in self._queues.items():
-            if wanted := purposes(run):
-                queued = (await queue.stats()).queued
-                waiting += sum(queued.get(purpose, 0) for purpose in wanted)
+        waiting, idle = 0, set()
+        for run, queue in list(self._queues.items()):
+            stats = await queue.stats()
+            waiting += sum(stats.queued.get(purpose, 0) for purpose in purposes(run))
+            if not (any(stats.queued.values()) or any(stats.leased.values())):
+                idle.add(run)
+        self._idle = idle
         return waiting

@@ -190,7 +190,10 @@ class SeatKeeper:
         most_seats = min(most_seats, self._room)
         preempts = self._harvest.preempt or self._role is not None or self._aside
         self.seats.pace = self._pace()
-        self.seats.resize(min(self._allowed(), most_seats), most=min(self._most(), most_seats) if preempts else None)
+        most = min(self._most(), most_seats) if preempts else None
+        if self._spared and not preempts:  # the engine takes a seat from nobody
+            most = most_seats
+        self.seats.resize(min(self._allowed(), most_seats), most=most)
 
     async def run(self) -> None:
         """Look at users and engine until cancelled."""

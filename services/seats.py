@@ -92,13 +92,15 @@ class Seats:
 
     def ask(self, *, prefill: int, again: Ticket | None = None, family: Hashable = None, shared: int = 0) -> Ticket:
         """A place in the line, whose `seated` is done when it has become a seat; give it to `leave` in the end, seated
-        or not. Who gave a seat up asks with the ticket of then, `again`, and stands at the head of the line. Of its
+        or not. Who gave a seat up asks with the ticket of then, `again`, and stands before all who came later. Of its
         `prefill` tokens the engine need not compute the first `shared` where one of its `family` has done so."""
         ticket = Ticket(next(self._numbers) if again is None else again.born, prefill, family, shared)
         if again is None:
             self._waiting.append(ticket)
         else:
-            self._waiting.appendleft(ticket)
+            # all of them may have been cut at once; the oldest have the most to lose
+            older = sum(1 for waiting in self._waiting if waiting.born < ticket.born)
+            self._waiting.insert(older, ticket)
         self._seat()
         return ticket
 

@@ -1,5 +1,6 @@
 """How versions get into an engine, and how that is rehearsed, by the fleet's `sharing.mode`."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
@@ -45,6 +46,13 @@ def way_in(
 
 async def rehearsed(way: WayIn, config: FleetConfig, *, staging: Staging, dtype: str) -> float:
     """The gap in nats. Raises RehearsalFailed."""
+    try:
+        return await _rehearsed(way, config, staging=staging, dtype=dtype)
+    finally:
+        await asyncio.to_thread(staging.clear)
+
+
+async def _rehearsed(way: WayIn, config: FleetConfig, *, staging: Staging, dtype: str) -> float:
     model: Path = config.served.path
     tolerance = config.push.canary_tolerance
     if isinstance(way, RolloutAdapters):

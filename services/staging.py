@@ -53,9 +53,7 @@ class Staging:
 
     def open(self, name: str, num_bytes: int) -> Path:
         """A fresh directory in place of the one before; raises WeightsError when there is no room for `num_bytes`."""
-        for old in self._own.iterdir():
-            if old.name != _IN_USE:
-                shutil.rmtree(old)
+        self.clear()
         free = shutil.disk_usage(self._own).free
         if free < num_bytes * _HEADROOM:
             raise WeightsError(
@@ -64,6 +62,12 @@ class Staging:
         directory = self._own / name
         directory.mkdir(mode=0o700)
         return directory
+
+    def clear(self) -> None:
+        """What lies there takes memory, the host's own where it is /dev/shm."""
+        for old in self._own.iterdir():
+            if old.name != _IN_USE:
+                shutil.rmtree(old)
 
     def of(self, replica: str, version: int, epoch: int) -> Path:
         """Where a replica of this host stages what it received in an epoch."""

@@ -23,6 +23,8 @@ class StatusApi:
 
     def __init__(self, parts: GatewayParts) -> None:
         self._parts = parts
+        self._was_ready = False
+        """At the last look that the store answered."""
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["operation"])
@@ -32,7 +34,7 @@ class StatusApi:
             200: {"description": "Prometheus text.", "content": {PROMETHEUS: {"schema": {"type": "string"}}}}
         }
         router.get("/metrics", dependencies=guard, response_class=Response, responses={**ERRORS, **page})(self.metrics)
-        sick: Answers = {503: {"description": "The store does not answer, or no replica is ready."}}
+        sick: Answers = {503: {"description": "No replica is ready, or it is not known whether one is."}}
         router.get("/healthz", responses=sick)(self.healthz)
         router.head("/healthz", include_in_schema=False)(self.healthz)  # what load balancers ask
         return router
@@ -66,12 +68,13 @@ class StatusApi:
         return Response(render(self._parts.registry, await self._snapshot()), media_type=PROMETHEUS)
 
     async def healthz(self) -> Response:
-        """200 while the store answers and a replica is ready for users."""
+        """200 while a replica is ready for users, who need no store: where it does not answer, as far as was known."""
         try:
             replicas = await self._parts.board.replicas(self._parts.fleet.fleet)
         except StoreUnavailable:
-            return JSONResponse({"status": "store unavailable"}, 503)
-        ready = sum(beat.state in _ANSWERING and beat.serves for beat in replicas)
+            return JSONResponse({"status": "store unavailable"}, 200 if self._was_ready else 503)
+        self._was_ready = any(beat.state in _ANSWERING and beat.serves for beat in replicas)
+        ready = self._was_ready
         return JSONResponse({"status": "ok" if ready else "no replica ready"}, 200 if ready else 503)
 
     async def _snapshot(self) -> FleetSnapshot:

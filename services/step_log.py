@@ -43,7 +43,9 @@ class StepLog:
         if scheduler_stats is not None:
             self.steps += 1
             self.kv_usage = float(scheduler_stats.kv_cache_usage)
-            self.waiting_steps = self.waiting_steps + 1 if scheduler_stats.num_waiting_reqs else 0
+            # vLLM counts those apart whose grammar, say, was not ready when they came, for as long as they wait
+            waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+            self.waiting_steps = self.waiting_steps + 1 if waiting else 0
         if iteration_stats is not None and (gaps := iteration_stats.inter_token_latencies_iter):
             sequences = len(gaps) + len(iteration_stats.time_to_first_tokens_iter)
             tokens = max(1.0, iteration_stats.num_generation_tokens / sequences)

@@ -144,14 +144,20 @@ class Queue(MemoryQueue):
         self.renewed, self.taken_in = asyncio.Event(), asyncio.Event()
         self.taken_in.set()
         self.renew_error: Exception | None = None
+        self.away = False
+        """The server does not answer who asks for a lease or renews one."""
+        self.said: list[str] = []
+        """Leases and renewals that were answered."""
         self.max_age: int | None = None
         self.full, self.refused = False, 0
 
     async def lease(
         self, consumer: str, *, count: int, lease_s: float, purposes: Sequence[Purpose] = tuple(Purpose)
     ) -> list[Lease]:
+        self._answers()
         leases = await super().lease(consumer, count=count, lease_s=lease_s, purposes=purposes)
         if leases:
+            self.said.append("leased")
             self.taken.set()
         await self.answer.wait()
         return [replace(lease, max_age=self.max_age) for lease in leases]
@@ -165,8 +171,14 @@ class Queue(MemoryQueue):
     async def renew(self, consumer: str, leases: Sequence[Lease], *, lease_s: float) -> list[Lease]:
         if self.renew_error:
             raise self.renew_error
+        self._answers()
+        self.said.append("renewed")
         self.renewed.set()
         return await super().renew(consumer, leases, lease_s=lease_s)
+
+    def _answers(self) -> None:
+        if self.away:
+            raise StoreUnavailable("did not answer")
 
     async def complete(self, lease: Lease, group: Group) -> None:
         await super().complete(lease, group)
@@ -205,6 +217,7 @@ class Stand:
         give_back_s: float = 5.0,
         pace: int = 10_000,
         keeps: bool = False,
+        retry_s: float = 0.01,
     ) -> None:
         self.queue = Queue(QueueLimits(max_failures=max_failures))
         self.engine, self.rewards, self.fleet, self.seats = (
@@ -216,7 +229,9 @@ class Stand:
         self.aside = False
         self.harvester = Harvester(
             replica="r",
-            config=HarvestConfig(poll_s=0.002, lease_s=lease_s, give_back_s=give_back_s, salvage_tokens=16),
+            config=HarvestConfig(
+                poll_s=0.002, lease_s=lease_s, give_back_s=give_back_s, salvage_tokens=16, retry_s=retry_s
+            ),
             seats=self.seats,
             engine=self.engine,
             rewards=self.rewards,

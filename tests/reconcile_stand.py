@@ -50,9 +50,10 @@ class Notices:
     def __init__(self) -> None:
         self.now: CurrentVersion | None = None
         self.pin: Pin | None = None
+        self.run: str | None = "run"
 
     async def attached_run(self, fleet: str) -> str | None:
-        return "run"
+        return self.run
 
     async def pinned(self, fleet: str) -> Pin | None:
         return self.pin

@@ -21,7 +21,7 @@ class FleetLoad:
     capacity: float
     """The most of the same that one replica can do."""
     held: float
-    """Sequences of users in the replicas now."""
+    """Sequences of users in the replicas, in both of their last two reports."""
     seats: float
     lent: int
     """Replicas lent to rollouts."""
@@ -60,7 +60,7 @@ def fleet_load(replicas: Sequence[ReplicaStats], *, running: int) -> FleetLoad:
 def replicas_for_users(load: FleetLoad, *, utilisation: float, margin: float = 0.0) -> int:
     """The fewest replicas that users' load, and `margin` of it more, keeps busy for at most a share of `utilisation`.
 
-    Never fewer than have a seat for each sequence that users hold now.
+    Never fewer than have a seat for each sequence that users hold.
 
     >>> load = fleet_load([ReplicaStats(user_arrivals_per_s=4, idle_service_s=1.5, user_capacity=8, user_seats_held=7,
     ...     seats=64, rollout_seats=57, rollout_seats_held=57, rollouts_waiting=3, lent=0)], running=1)

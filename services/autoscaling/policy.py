@@ -59,8 +59,10 @@ class UserLoadPolicy:
 
     def __call__(self, ctx: Context) -> tuple[int, dict[str, Any]]:
         """Replicas wanted; there is no state that Serve has to keep."""
-        before = begin(ctx.target_num_replicas) if self._wanted is None else self._wanted
-        self._wanted = decide(before, _load(ctx), ctx.current_time, self._scaling(ctx))
+        if self._wanted is None or self._wanted.total == 0 < ctx.target_num_replicas:
+            # at first; or Serve has started one for a request, which no replica could report
+            self._wanted = begin(ctx.target_num_replicas)
+        self._wanted = decide(self._wanted, _load(ctx), ctx.current_time, self._scaling(ctx))
         return self._wanted.total, {}
 
     def _scaling(self, ctx: Context) -> Scaling:
@@ -92,8 +94,17 @@ def _load(ctx: Context) -> FleetLoad:
 def _newest(ctx: Context, replica: Any) -> ReplicaStats | None:
     """None before the replica's first report."""
     series = ctx.raw_metrics or {}
-    newest = {name: series[name][replica][-1].value for name in _NAMES if series.get(name, {}).get(replica)}
-    return ReplicaStats(**newest) if len(newest) == len(_NAMES) else None  # type: ignore[typeddict-item]
+    reports = {name: series[name][replica] for name in _NAMES if series.get(name, {}).get(replica)}
+    lasting = {name: _lasting(name, values) for name, values in reports.items()}
+    return ReplicaStats(**lasting) if len(lasting) == len(_NAMES) else None  # type: ignore[typeddict-item]
+
+
+def _lasting(name: str, reports: Sequence[Any]) -> float:
+    """Of the last two reports, seconds apart, where the newest is but a moment: one request of many sequences, or
+    rollouts cut for a push, is no load that lasts."""
+    least = _MOMENTARY.get(name)
+    return reports[-1].value if least is None else least(report.value for report in reports[-2:])  # type: ignore[no-any-return]
 
 
 _NAMES = tuple(ReplicaStats.__annotations__)
+_MOMENTARY: Mapping[str, Any] = {"user_seats_held": min, "rollout_seats": max}

@@ -13,10 +13,10 @@ class ReplicaStats(TypedDict):
     user_capacity: float
     """Seconds of idle service that the engine does in one second with all its seats busy; at most `seats`."""
     user_seats_held: float
-    """Sequences of users in the replica now."""
+    """Sequences of users in the replica now. The lesser of two reports counts."""
     seats: float
     rollout_seats: float
-    """That rollouts may hold now, or hold still."""
+    """That rollouts may hold now, or hold still. The greater of two reports counts."""
     rollout_seats_held: float
     rollouts_waiting: float
     """Groups in the queues of the fleet's runs, as this replica saw them last; all replicas see the same ones."""

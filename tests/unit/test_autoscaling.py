@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from services.autoscaling.budget import RolloutBudget
 from services.autoscaling.decision import Scaling, Wanted, begin, decide
 from services.autoscaling.demand import FleetLoad, fleet_load, replicas_for_users
+from services.autoscaling.policy import UserLoadPolicy
 from services.autoscaling.stats import ReplicaStats
 from services.autoscaling.windows import Window, is_open, local, overlapping, window
 
@@ -257,6 +259,50 @@ def test_windows_follow_the_clock_on_the_wall_through_a_change_of_summer_time() 
     assert is_open(night, local(nine_in_the_evening_utc, "Europe/Berlin"))
     assert not is_open(night, local(summer, "Europe/Berlin"))
     assert is_open(night, local(summer - 3600, "Europe/Berlin"))
+
+
+class Controller:
+    """Calls the policy as Serve's does, and becomes at once what it asks for."""
+
+    def __init__(self, *, target: int, least: int = 1, downscale_delay_s: float = 300) -> None:
+        self.policy = UserLoadPolicy(
+            target_utilisation=0.5, hysteresis=0.1, upscale_delay_s=5, downscale_delay_s=downscale_delay_s
+        )
+        self.least, self.target, self.now = least, target, NIGHT
+
+    def after(self, seconds: float, *reports: dict[str, float]) -> int:
+        """All replicas report the same, oldest first."""
+        plain = dict.fromkeys(ReplicaStats.__annotations__, 0.0) | {"seats": 16.0, "user_capacity": 8.0}
+        series = [ReplicaStats(**plain | report) for report in reports]  # type: ignore[typeddict-item]
+        for _ in range(int(10 * seconds)):
+            names = [f"r{i}" for i in range(self.target)]
+            raw = {key: {n: [SimpleNamespace(value=r[key]) for r in series] for n in names} for key in plain}  # type: ignore[literal-required]
+            context = SimpleNamespace(
+                target_num_replicas=self.target,
+                running_replicas=names,
+                raw_metrics=raw if reports else {},
+                capacity_adjusted_min_replicas=self.least,
+                capacity_adjusted_max_replicas=8,
+                current_time=self.now,
+            )
+            self.target, self.now = self.policy(context)[0], self.now + 0.1
+        return self.target
+
+
+def test_many_sequences_in_one_report_add_no_replica_and_those_of_two_do() -> None:
+    controller, crowd = Controller(target=1), {"user_seats_held": 66.0}
+    assert controller.after(10, {}, crowd) == 1
+    assert controller.after(10, crowd, {}) == 1
+    assert controller.after(10, crowd, crowd) == 5
+
+
+def test_a_replica_that_serve_starts_for_a_request_is_kept_until_load_says_otherwise() -> None:
+    controller = Controller(target=0, least=0)
+    assert controller.after(5) == 0
+    controller.target = 1
+    assert controller.after(60) == 1
+    assert controller.after(200, {"user_arrivals_per_s": 1.0, "idle_service_s": 1.0}) == 1
+    assert controller.after(301, {}) == 0
 
 
 def test_the_policy_reaches_a_controller_that_has_nothing_of_nightshift() -> None:

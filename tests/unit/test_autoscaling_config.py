@@ -43,6 +43,6 @@ def test_settings_that_contradict_each_other_are_refused_with_both_values(
 def test_what_serve_is_given_makes_the_policy(budget: dict[str, Any] | None) -> None:
     config = AutoscalingConfig.model_validate({"max_replicas": 5, "rollout_budget": budget})
     given = ServeConfig(**autoscaling(config))
-    assert (given.min_replicas, given.max_replicas, given.initial_replicas) == (1, 5, 1)
+    assert (given.min_replicas, given.max_replicas, given.initial_replicas) == (1, 5, None)
     assert given.policy.get_policy().__name__ == UserLoadPolicy.__name__
     UserLoadPolicy(**given.policy.policy_kwargs)

@@ -28,9 +28,9 @@ class House:
     def takes_users(self) -> bool:
         return self.role in {None, ReplicaRole.SERVING}
 
-    def check_engine(self) -> None:
-        if self.dead:
-            raise RuntimeError("dead")
+    @property
+    def ended(self) -> str:
+        return "the engine died" if self.dead else ""
 
     @contextmanager
     def request(self, sequences: int) -> Iterator[Answer]:
@@ -84,11 +84,11 @@ async def test_a_replica_of_another_role_asks_its_engine_nothing_and_says_who_it
     assert (refused.value.replica, engine.asked, house.answers) == ("serves-name", 0, [])
 
 
-async def test_a_dead_engine_is_asked_nothing() -> None:
+async def test_a_dead_engine_is_asked_nothing_and_another_replica_may_be() -> None:
     house, engine = House(dead=True), Engine("data: a\n\n")
-    with pytest.raises(RuntimeError, match="dead"):
-        await anext(admitted(house, engine.begin, 1, name="x"))
-    assert engine.asked == 0
+    with pytest.raises(NotServing, match="the engine died") as refused:
+        await anext(admitted(house, engine.begin, 1, name="serves-name"))
+    assert (refused.value.replica, engine.asked, house.answers) == ("serves-name", 0, [])
 
 
 async def test_an_answer_that_the_engine_fails_is_told_once() -> None:

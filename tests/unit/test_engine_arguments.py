@@ -36,6 +36,8 @@ def test_what_the_operator_tells_vllms_plugins_goes_with_what_the_scheduler_is_t
         ("scheduler_cls", "mine.Scheduler", "leave it out"),
         ("enable_lora", True, "sharing.mode"),
         ("max_cpu_loras", 1, "leave it out"),
+        ("data_parallel_size", 2, "engine.tensor_parallel_size"),
+        ("data-parallel-size-local", 1, "autoscaling.min_replicas"),
     ],
 )
 def test_an_argument_that_would_override_a_setting_is_refused_naming_the_setting(

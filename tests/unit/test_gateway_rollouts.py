@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from rollout.board import ReplicaRole, ReplicaState, RoleSwitch
+from rollout.board import Heartbeat, ReplicaRole, ReplicaState, RoleSwitch
+from rollout.errors import StoreUnavailable
 from rollout.memory_queue import MemoryQueue
 from rollout.queue import QueueLimits
 from rollout.types import Purpose
@@ -328,6 +329,24 @@ async def test_health_needs_a_replica_that_answers(http: httpx.AsyncClient, gate
     assert (await http.head("/healthz")).status_code == 503
     answer = await http.get("/healthz")
     assert (answer.status_code, answer.json()["status"]) == (503, "no replica ready")
+
+
+async def test_users_who_need_no_store_are_not_sent_away_while_it_does_not_answer(
+    http: httpx.AsyncClient, gateway: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(fleet: str) -> list[Heartbeat]:
+        raise StoreUnavailable(fleet)
+
+    async def asked() -> tuple[int, str]:
+        answer = await http.get("/healthz")
+        return answer.status_code, answer.json()["status"]
+
+    with monkeypatch.context() as outage:
+        outage.setattr(gateway.board, "replicas", away)
+        assert await asked() == (503, "store unavailable")
+    assert await asked() == (200, "ok")
+    monkeypatch.setattr(gateway.board, "replicas", away)
+    assert await asked() == (200, "store unavailable")
 
 
 async def test_a_page_holds_no_more_groups_than_its_tokens_allow(monkeypatch: pytest.MonkeyPatch) -> None:

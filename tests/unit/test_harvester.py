@@ -103,6 +103,76 @@ async def test_a_failing_reward_is_retried_within_bounds_then_dead_and_never_zer
     assert status.attempt == 2
 
 
+async def test_while_rewards_are_away_groups_wait_longer_each_time_and_few_of_them_fail() -> None:
+    stand = Stand(capacity=2, max_failures=4, retry_s=0.1)
+    stand.rewards.fail = RewardError("connection refused")
+    submission = await stand.queue.submit([request(n=1) for _ in range(40)])
+    async with stand.running():
+        await asyncio.sleep(0.5)
+        ledger = await stand.queue.ledger()
+        assert (ledger.dead, ledger.leased) == (0, 4), "the groups that wait are all that a replica holds"
+        assert stand.seats.held == 0, "in which they have no seats"
+        stand.rewards.fail = None
+        for gid in submission.group_ids:
+            await stand.until(gid, GroupState.DELIVERED)
+
+
+async def test_a_group_that_waits_for_its_next_try_is_given_back_when_the_replica_stops() -> None:
+    stand = Stand(retry_s=60)
+    stand.rewards.fail = RewardError("connection refused")
+    await stand.queue.submit([request()])
+    async with asyncio.timeout(5):
+        async with stand.running():
+            await stand.rewards.asked.wait()
+            await asyncio.sleep(0.02)
+        assert (await stand.queue.ledger()).queued == 1
+
+
+async def test_after_an_outage_what_is_held_is_renewed_before_anything_is_leased(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.harvester._OTHERS_S", 0.1)
+    monkeypatch.setattr("services.harvester._OUTAGE_WAIT_S", 0.05)
+    stand = Stand(lease_s=60, max_failures=1)
+    stand.engine.open.clear()
+    (held,) = (await stand.queue.submit([request(n=1)])).group_ids
+    async with stand.running():
+        await stand.until(held, GroupState.LEASED)
+        stand.queue.away = True
+        await asyncio.sleep(0.1)
+        (fresh,) = (await stand.queue.submit([request(n=1)])).group_ids
+        stand.queue.ahead_ms += 120_000
+        stand.queue.away = False
+        await stand.until(fresh, GroupState.LEASED)
+        stand.engine.open.set()
+        for gid in (held, fresh):
+            await stand.until(gid, GroupState.DELIVERED)
+    assert stand.queue.said == ["leased", "renewed", "leased"]
+    assert stand.harvester.tally.lost == 0
+
+
+async def test_train_groups_of_another_run_end_before_its_weights_come_and_others_go_on() -> None:
+    stand = Stand(capacity=4)
+    stand.engine.open.clear()
+    stand.engine.written = 5
+    stand.fleet.allowed = tuple(Purpose)
+    (train,) = (await stand.queue.submit([request(n=2, purpose=Purpose.TRAIN)])).group_ids
+    (evaluation,) = (await stand.queue.submit([request(n=2)])).group_ids
+    async with stand.running():
+        await stand.until(train, GroupState.LEASED)
+        await stand.until(evaluation, GroupState.LEASED)
+        stand.harvester.follow("run")
+        await asyncio.sleep(0.02)
+        assert len(stand.engine.running) == 4
+        stand.fleet.allowed = (Purpose.EVAL,)
+        stand.harvester.follow("another")
+        await stand.until(train, GroupState.QUEUED)
+        (lease,) = await stand.queue.lease("other", count=1, lease_s=5, purposes=[Purpose.TRAIN])
+        assert [part.part.token_ids for part in lease.salvaged.values()] == [(7,) * 5] * 2
+        stand.engine.open.set()
+        await stand.until(evaluation, GroupState.DELIVERED)
+
+
 async def test_one_failing_sample_fails_its_group_and_the_loop_goes_on() -> None:
     stand = Stand(max_failures=1)
     stand.engine.fail = RuntimeError("engine hiccup")

@@ -100,6 +100,25 @@ async def test_tokens_outlive_an_engine_that_dies() -> None:
     assert stand.harvester.tally.lost == 0
 
 
+async def test_a_group_that_kills_its_engine_counts_as_failed_though_others_of_its_samples_waited() -> None:
+    stand = Stand(capacity=1, max_failures=9)
+    stand.engine.open.clear()
+    (gid,) = (await stand.queue.submit([request(n=3, sampling=Sampling(max_tokens=20, seed=9))])).group_ids
+    async with stand.running():
+        await stand.engine.started.wait()
+        cut = next(iter(stand.harvester._held.values())).work._runs[0]
+        assert cut._ticket is not None
+        cut._ticket.want()  # now another one is in the engine, and the first of all waits
+        async with asyncio.timeout(5):
+            while len(stand.engine.seeds) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+        stand.fleet.allowed = ()
+        stand.engine.fail, stand.engine.dead = RuntimeError("the engine core died"), True
+        stand.engine.open.set()
+        await stand.until(gid, GroupState.QUEUED)
+    assert stand.queue._records[gid].failures == 1
+
+
 async def test_a_failed_sample_takes_what_was_salvaged_with_it_and_a_failed_reward_does_not() -> None:
     for cause, kept in ((RuntimeError("an output that cannot be read"), []), (RewardError("verifier broke"), [2, 2])):
         stand = Stand(capacity=2, max_failures=9)

@@ -1,9 +1,11 @@
 """A replica follows published versions; only a version that failed its check runs out of tries."""
 
 import asyncio
+import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,35 @@ async def test_a_version_that_is_retired_while_it_waits_for_its_turn_ends_no_rep
     stand.publish(2)
     await stand.reconciler.step()
     assert (stand.engine.loads, stand.reconciler.version) == (1, 2)
+
+
+async def test_another_runs_weights_are_not_fit_for_this_ones_rollouts(tmp_path: Path) -> None:
+    stand = Stand(tmp_path)
+    stand.publish(50)
+    await stand.reconciler.step()
+    await stand.reconciler.step()
+    assert stand.reconciler.fit
+    stand.board.run = "another"
+    stand.publish(3, AdapterForm(16, ("q_proj",), "base"))
+    with pytest.raises(WeightsError, match="adapter"):
+        await stand.reconciler.step()
+    assert not stand.reconciler.fit
+    stand.board.run = None
+    await stand.reconciler.step()
+    assert stand.reconciler.fit
+
+
+async def test_a_version_of_an_older_writer_is_not_loaded_and_the_replica_says_why(tmp_path: Path) -> None:
+    stand = Stand(tmp_path)
+    stand.publish(1)
+    assert stand.board.now is not None
+    stand.board.now = replace(stand.board.now, fencing_token=7)
+    with pytest.raises(WeightsError, match="announced version 1"):
+        await stand.reconciler.step()
+    stand.publish(2)
+    await stand.reconciler.step()
+    assert stand.engine.loads == 0
+    assert re.search(r"version 2 has fencing token 1, an earlier one of run run had 7", stand.reconciler.detail)
 
 
 async def test_an_adapter_is_refused_by_an_engine_that_takes_whole_weights(tmp_path: Path) -> None:

@@ -20,14 +20,18 @@ def test_what_is_not_named_stays() -> None:
     assert (changed.harvest.max_seats, changed.slo.ttft_s) == (3, 0.5)
     assert changed.harvest.model_copy(update={"max_seats": None}) == CONFIG.harvest
     assert changed.engine == CONFIG.engine
-    assert reconfigured(CONFIG, {}) == CONFIG
+    assert reconfigured(CONFIG, {}) == reconfigured(CONFIG, {"harvest": None, "slo": {}}) == CONFIG
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"harvest": {"lease_s": 3.0}}, r"harvest\.lease_s cannot change"),
-        ({"engine": {"max_num_seqs": 8}}, r"engine\.max_num_seqs cannot change"),
+        ({"engine": {"max_num_seqs": 8}}, r"engine=.* cannot change while replicas run; harvest\.max_seats"),
+        ({"engine": None}, r"engine=\{\} cannot change"),
+        ({"other": {}}, r"other=\{\} cannot change"),
+        ({"slo": 0.5}, r"slo=0\.5 cannot change"),
+        ({"slo": {1: 2, "two": 3}}, r"slo\.1 cannot change"),
         ({"harvest": {"user_reserve": 16}}, r"user_reserve=16 .*max_num_seqs=16"),
         ({"slo": {"ttft_s": -1.0}}, "greater than 0"),
         ({"slo": {"ttft_s": 1.0}, "harvest": {"preempt": False}}, r"ttft_s=1\.0.*preempt=false"),

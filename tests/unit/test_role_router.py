@@ -97,4 +97,5 @@ def test_a_refusal_is_forgotten_when_the_view_is_no_longer_stale() -> None:
 
 def test_a_refusal_comes_through_to_another_process_as_it_was() -> None:
     refusal = pickle.loads(pickle.dumps(NotServing("r1", "draining")))
-    assert (refusal.replica, refusal.role, str(refusal)) == ("r1", "draining", "replica r1 is draining")
+    assert (refusal.replica, refusal.why) == ("r1", "draining")
+    assert str(refusal) == "replica r1 takes no users: draining"

@@ -56,7 +56,8 @@ def keeper_of(engine: Engine, slo: SloConfig = SLO, **harvest: object) -> SeatKe
 def step(engine: Engine, kv_usage: float, waiting: int = 1, times: int = 1) -> None:
     """After which so many requests wait to be begun."""
     for _ in range(times):
-        engine.step_log.record(SimpleNamespace(kv_cache_usage=kv_usage, num_waiting_reqs=waiting), None)
+        stats = SimpleNamespace(kv_cache_usage=kv_usage, num_waiting_reqs=waiting, num_skipped_waiting_reqs=0)
+        engine.step_log.record(stats, None)
 
 
 def look(keeper: SeatKeeper, engine: Engine, times: int = 1) -> None:
@@ -142,8 +143,9 @@ async def test_a_user_whose_prompt_is_being_computed_takes_no_room_of_the_cache(
     assert not any(t.wanted.done() for t in tickets)
 
 
-async def test_a_check_of_weights_has_a_seat_while_rollouts_hold_all_others(engine: Engine) -> None:
-    keeper = keeper_of(engine, SloConfig(), user_reserve=0)
+@pytest.mark.parametrize("preempt", [True, False], ids=["users take seats back", "nobody does"])
+async def test_a_check_of_weights_has_a_seat_while_rollouts_hold_all_others(engine: Engine, preempt: bool) -> None:
+    keeper = keeper_of(engine, SloConfig(), user_reserve=0, preempt=preempt)
     tickets = sat(keeper, TOTAL)
     assert keeper.seats.held == TOTAL
     with keeper.spare():

@@ -135,3 +135,18 @@ async def test_samples_without_a_token_share_the_prefill_and_one_alone_may_have_
     seats.leave(others[0])
     assert others[2].seated.done()
     assert seats.held == 3
+
+
+async def test_those_who_were_cut_together_are_seated_again_oldest_first() -> None:
+    seats = Seats(4, pace=100)
+    old = [seats.ask(prefill=1) for _ in range(4)]
+    seats.resize(0, most=0)
+    for ticket in old:
+        seats.leave(ticket)
+    fresh = seats.ask(prefill=1)
+    again = [seats.ask(prefill=1, again=ticket) for ticket in (old[2], old[0], old[3], old[1])]
+    for capacity, seated in ((1, {0}), (2, {0, 1}), (4, {0, 1, 2, 3})):
+        seats.resize(capacity)
+        by_age = sorted(again, key=lambda ticket: ticket.born)
+        assert {index for index, ticket in enumerate(by_age) if ticket.seated.done()} == seated
+    assert not fresh.seated.done()

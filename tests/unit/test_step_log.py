@@ -49,7 +49,7 @@ def test_steps_of_an_engine_that_has_had_nothing_to_do_since_say_nothing() -> No
 
 def test_a_step_that_only_reads_a_part_of_a_prompt_counts_and_news_without_a_step_does_not() -> None:
     log = StepLog()
-    stats = SimpleNamespace(kv_cache_usage=0.25, num_waiting_reqs=0)
+    stats = SimpleNamespace(kv_cache_usage=0.25, num_waiting_reqs=0, num_skipped_waiting_reqs=0)
     log.record(stats, None, mm_cache_stats=None, engine_idx=0)
     log.record(stats, step(0.1))
     log.record(None, None)
@@ -67,7 +67,8 @@ def test_the_pace_of_tokens_is_that_of_steps_unless_a_step_brings_several() -> N
 
 def test_steps_after_which_a_request_waits_are_counted_in_a_row() -> None:
     log, seen = StepLog(), []
-    for waiting in (1, 2, 0, 1):
-        log.record(SimpleNamespace(kv_cache_usage=0.25, num_waiting_reqs=waiting), None)
+    for waiting, skipped in ((1, 0), (2, 0), (0, 0), (1, 0), (0, 1)):
+        stats = {"num_waiting_reqs": waiting, "num_skipped_waiting_reqs": skipped}
+        log.record(SimpleNamespace(kv_cache_usage=0.25, **stats), None)
         seen.append(log.waiting_steps)
-    assert seen == [1, 2, 0, 1]
+    assert seen == [1, 2, 0, 1, 2]
