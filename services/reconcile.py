@@ -8,8 +8,8 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -79,6 +79,9 @@ class Reconciler:
         self._settled, self._undisturbed = asyncio.Event(), asyncio.Event()
         self._settled.set()
         self._undisturbed.set()
+        self.arriving = False
+        """Whether new weights are on their way into the engine, from the invitation to the check: the cores that
+        receive and prepare them may be the engine's."""
         self.following = True
         """False while the engine holds other weights than the run's, see `rest`."""
         self.pin: Pin | None = None
@@ -195,9 +198,10 @@ class Reconciler:
                 f" {run} had {self._tokens[run]}: an older trainer's, or Redis lost its data; then restart the replicas"
             )
         elif self._tries_left(run, self._target.version, self._target.digest):
-            await self._deliver(
-                await in_background(from_artefact, run, self._target, partial(self._accept, self._target))
-            )
+            with self._arrival():
+                await self._deliver(
+                    await in_background(from_artefact, run, self._target, partial(self._accept, self._target))
+                )
 
     async def _look_for_pin(self, run: str) -> None:
         """One of another run, or of an older writer, holds nobody."""
@@ -237,13 +241,22 @@ class Reconciler:
     async def _join(self, invitation: Invitation) -> None:
         """Take part in one epoch; whatever goes wrong is left to the artefact."""
         self._last_epoch = invitation.epoch
+        with self._arrival():
+            try:
+                delivery = await self._receive(invitation)
+            except (WeightsError, OSError) as error:
+                _log.warning("epoch_failed", epoch=invitation.epoch, version=invitation.version, error=str(error))
+                return
+            if delivery is not None:
+                await self._deliver(delivery)
+
+    @contextmanager
+    def _arrival(self) -> Iterator[None]:
+        self.arriving = True
         try:
-            delivery = await self._receive(invitation)
-        except (WeightsError, OSError) as error:
-            _log.warning("epoch_failed", epoch=invitation.epoch, version=invitation.version, error=str(error))
-            return
-        if delivery is not None:
-            await self._deliver(delivery)
+            yield
+        finally:
+            self.arriving = False
 
     async def _receive(self, invitation: Invitation) -> Delivery | None:
         """None when this replica came too late for the epoch or cannot receive with its backend."""

@@ -11,6 +11,7 @@ from typing import Protocol
 from rollout.board import ReplicaRole
 from services.cache_room import next_room
 from services.config import HarvestConfig
+from services.guard_phases import Phases, entered
 from services.headroom import Headroom, first_headroom, next_headroom
 from services.idle_speed import IdleSpeed
 from services.recent_peak import RecentPeak
@@ -63,15 +64,17 @@ class SeatKeeper:
         slo: SloConfig,
         engine: Watched,
         still_until: Callable[[], float],
+        arriving: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`total` is the engine's `max_num_seqs`; `still_until` says when generation last stood still for new weights:
-        what users felt then is not the rollouts' doing."""
+        what users felt then is not the rollouts' doing; `arriving` whether others are on their way into the engine."""
         self._total = total
         self._harvest = harvest
         self._slo = slo
         self._engine = engine
         self._still_until = still_until
+        self._arriving = arriving
         self._clock = clock
         self._idle = IdleSpeed(0.0, 0.0, 1.0)
         self._weight = UserWeight(self._idle, total)
@@ -79,7 +82,7 @@ class SeatKeeper:
         self._peak = RecentPeak(slo.window_s)
         self._beside_at = -math.inf
         self._headroom, self._learned_under = first_headroom(slo, clock()), slo
-        self._guard = Guard(limit=harvest.user_reserve + 1.0)
+        self._phases = Phases(Guard(limit=harvest.user_reserve + 1.0))
         self._room, self._made_room_at = total, -_STEPS_TO_SEE
         self._spared = 0
         self._looked_at = clock()
@@ -101,6 +104,10 @@ class SeatKeeper:
     def headroom(self) -> float | None:
         """Share of the SLO at which rollouts get fewer seats, as learned so far; None where no SLO is kept to."""
         return self._headroom.share if self._guards else None
+
+    @property
+    def _guard(self) -> Guard:
+        return self._phases.guard
 
     @property
     def _guards(self) -> bool:
@@ -170,7 +177,8 @@ class SeatKeeper:
         if slo != self._slo:
             self._window, self._peak = UserWindow(slo.window_s), RecentPeak(slo.window_s)
             self._headroom = self._headroom_under(slo)
-            self._guard = Guard(limit=harvest.user_reserve + 1.0, since=self._clock())
+            now = self._clock()
+            self._phases = Phases(Guard(limit=harvest.user_reserve + 1.0, since=now), since=now)
         self._harvest, self._slo = harvest, slo
         self.resize()
 
@@ -230,8 +238,9 @@ class SeatKeeper:
         self._learn(now, dt)
         if self._aside:  # who waits now waits for no rollout
             return
+        self._phases = entered(self._phases, now, arriving=self._arriving())
         was_open = now >= self._guard.closed_until
-        self._guard = next_guard(
+        guard = next_guard(
             self._guard,
             self._felt(now, still),
             now,
@@ -242,7 +251,8 @@ class SeatKeeper:
             seats=self._total,
             weight=self._weight.value,
         )
-        if was_open and now < self._guard.closed_until:
+        self._phases = replace(self._phases, guard=guard)
+        if was_open and now < guard.closed_until:
             self.breaches += 1
         self.resize()
 
@@ -256,11 +266,12 @@ class SeatKeeper:
 
     def _felt(self, now: float, still: float) -> Felt:
         since, log = max(self._guard.since, still), self._engine.step_log
+        phase = max(self._phases.since, still)
         return Felt(
             ttft_s=self._window.ttft_s(now, since, still=still),
             tpot_s=self._window.tpot_s(now, since),
-            ttft_lately_s=self._window.ttft_lately_s(now),
-            tpot_lately_s=self._window.tpot_s(now, still),
+            ttft_lately_s=self._window.ttft_lately_s(now, phase),
+            tpot_lately_s=self._window.tpot_s(now, phase),
             step_s=log.step_s(since),
             token_s=log.token_s(since),
             kv_usage=log.kv_usage,

@@ -95,9 +95,10 @@ class UserWindow:
         all_of_them = percentile([first.ttft_s for first in self._firsts] + waiting, _SHARE)
         return None if all_of_them is None or not fresh else min(all_of_them, max(fresh))
 
-    def ttft_lately_s(self, now: float) -> float | None:
-        """95th percentile over the window alone, of however few; None of nobody."""
-        return percentile([first.ttft_s for first in self._firsts if first.at >= now - self._window_s], _SHARE)
+    def ttft_lately_s(self, now: float, since: float) -> float | None:
+        """95th percentile over the window alone, of however few of those who came after `since`; None of nobody."""
+        recent = (first for first in self._firsts if first.at >= now - self._window_s and first.arrived >= since)
+        return percentile([first.ttft_s for first in recent], _SHARE)
 
     def tpot_s(self, now: float, since: float) -> float | None:
         """95th percentile over requests of the mean time between the tokens they got after `since`."""

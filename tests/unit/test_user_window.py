@@ -38,9 +38,9 @@ def test_first_tokens_of_lately_are_those_within_the_window_under_whatever_limit
     window = UserWindow(5.0)
     window.look(1.0, {"a": RequestTimes(0.2, 0.9, 0.9, 1)})
     window.look(4.0, {"b": RequestTimes(3.0, 3.1, 3.1, 1)})
-    assert (window.ttft_s(4.0, 2.0), window.ttft_lately_s(4.0)) == (pytest.approx(0.1), pytest.approx(0.7))
-    assert window.ttft_lately_s(6.0) == pytest.approx(0.1)
-    assert window.ttft_lately_s(9.0) is None
+    assert (window.ttft_s(4.0, 2.0), window.ttft_lately_s(4.0, 0.0)) == (pytest.approx(0.1), pytest.approx(0.7))
+    assert window.ttft_lately_s(6.0, 0.0) == pytest.approx(0.1)
+    assert window.ttft_lately_s(9.0, 0.0) is None
     assert window.ttft_s(9.0, 0.0) == pytest.approx(0.7), "the newest few, however old"
 
 

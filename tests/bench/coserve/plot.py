@@ -48,7 +48,9 @@ def _bars(axis: Any, cells: Mapping[str, Record], loads: Sequence[str], height: 
         axis.bar(at, [h for h, _ in heights], _WIDTH, color=_COLOURS[arm], label=_NAMES[arm])
         for x, (value, bounds) in zip(at, heights, strict=True):
             if bounds:
-                axis.errorbar([x], [value], yerr=[[value - bounds[0]], [bounds[1] - value]], color="k", linewidth=1)
+                # an interval of parts, such as blocks of time, need not have the value of the whole in it
+                arms = [[max(0.0, value - bounds[0])], [max(0.0, bounds[1] - value)]]
+                axis.errorbar([x], [value], yerr=arms, color="k", linewidth=1)
     axis.set_xticks(range(len(loads)), [load if load == DAY else f"{load} %" for load in loads])
 
 
