@@ -27,6 +27,8 @@ class Engine:
 
     now: float = 100.0
     still_until: float = 0.0
+    arriving: bool = False
+    """New weights for it."""
     step_log: StepLog = field(default_factory=StepLog)
     rollouts_give_way: bool = False
     requests: dict[str, RequestTimes] = field(default_factory=dict)
@@ -47,6 +49,7 @@ def keeper_of(engine: Engine, slo: SloConfig = SLO, **harvest: object) -> SeatKe
         slo=slo,
         engine=engine,
         still_until=lambda: engine.still_until,
+        arriving=lambda: engine.arriving,
         clock=lambda: engine.now,
     )
     keeper.calibrate(IdleSpeed(0.05, 0.02, 8.0))
@@ -245,6 +248,31 @@ async def test_a_breach_takes_every_seat_and_is_counted(engine: Engine) -> None:
     engine.requests = {}
     look(keeper, engine, 6)
     assert keeper.seats.capacity > 0
+
+
+async def test_seats_that_an_arrival_of_weights_costs_are_back_after_it_and_gone_before_the_next_is_felt(
+    engine: Engine,
+) -> None:
+    keeper = keeper_of(engine, SLO.model_copy(update={"increase_per_s": 0.5}))
+    sat(keeper, TOTAL)
+    look(keeper, engine, 40)
+    engine.arriving = True
+    look(keeper, engine, 1)
+    assert keeper.limit == TOTAL
+    engine.requests = {"late": RequestTimes(engine.now - 0.3, None, None, 0)}
+    look(keeper, engine, 1)
+    engine.requests = {}
+    assert (keeper.breaches, keeper.limit) == (1, int(0.7 * (TOTAL - RESERVE)))
+
+    engine.arriving = False
+    look(keeper, engine, 1)
+    assert (keeper.limit, keeper.seats.capacity) == (TOTAL, 0), "after the breach's time without rollouts"
+    look(keeper, engine, 6)
+    assert keeper.seats.capacity == TOTAL - RESERVE
+
+    engine.arriving = True
+    look(keeper, engine, 1)
+    assert keeper.seats.capacity <= int(0.7 * (TOTAL - RESERVE)) + 1
 
 
 async def test_what_users_feel_while_weights_are_replaced_costs_rollouts_nothing(engine: Engine) -> None:
