@@ -4,7 +4,7 @@ from collections import deque
 
 
 class RecentPeak:
-    """Largest value over the last `window_s` of one that changes at times it is told of."""
+    """Largest value of late of one that changes at times it is told of; `window_s` is as far back as can be asked."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -21,8 +21,10 @@ class RecentPeak:
         self._earlier.append((now, self._value))
         self._value = value
 
-    def most(self, now: float) -> int:
-        """Of the values within the window, the one of now included."""
+    def most(self, now: float, within_s: float) -> int:
+        """Of the values of the last `within_s`, the one of now included."""
         while self._earlier and self._earlier[0][0] < now - self._window_s:
             self._earlier.popleft()
-        return max(self._value, self._earlier[0][1]) if self._earlier else self._value
+        # the values fall, so that the first that is recent enough is the largest
+        recent = (value for until, value in self._earlier if until >= now - within_s)
+        return max(self._value, next(recent, 0))

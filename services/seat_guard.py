@@ -6,10 +6,10 @@
     outside, a breach:    limit *= decrease, once, and no rollout until hold_s after the last look that found it
 
 Rollouts get what users leave of the limit, where each counts as the rollouts whose time it takes (`user_weight`), so
-that an engine step takes as long with many users as with few. New ones get only what users left of it at their most of
-late: users come and go by the second, and a sample that is let in for a moment costs them its prefill for a handful of
-tokens. Additive increase, multiplicative decrease: Chiu and Jain, "Analysis of the increase and decrease algorithms for
-congestion avoidance in computer networks", 1989.
+that an engine step takes as long with many users as with few. New ones get only what users left of it at their most in
+the time that one of them stays: a seat that one leaves is the next one's, and a sample that is let in for a moment
+costs users its prefill for a handful of tokens. Additive increase, multiplicative decrease: Chiu and Jain, "Analysis of
+the increase and decrease algorithms for congestion avoidance in computer networks", 1989.
 """
 
 from dataclasses import dataclass, replace

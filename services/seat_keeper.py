@@ -275,10 +275,14 @@ class SeatKeeper:
             step_s=log.step_s(since),
             token_s=log.token_s(since),
             kv_usage=log.kv_usage,
-            sequences=self._weight.value * self._peak.most(now) + self.seats.held,
+            sequences=self._weight.value * self._users_of_late(now) + self.seats.held,
             beside=self._beside_at > since,
             met_steps=1 if self._engine.rollouts_give_way else 2,
         )
+
+    def _users_of_late(self, now: float) -> int:
+        """At their most in the time that one of them stays: a seat that is left is taken by another within it."""
+        return self._peak.most(now, min(self._weight.stay_s, self._slo.window_s))
 
     def _pace(self) -> int:
         most = self._harvest.prefill_tokens
@@ -294,7 +298,7 @@ class SeatKeeper:
             return rollout_seats(self._total, 0, users) if self._role is ReplicaRole.ROLLOUT else 0
         if not self._slo.guards:
             return rollout_seats(self._total, reserve, users)
-        return self._guarded_seats(self._peak.most(self._clock()))
+        return self._guarded_seats(self._users_of_late(self._clock()))
 
     def _most(self) -> int:
         """Seats beyond which samples leave theirs at once: users need them, or the SLO was missed."""

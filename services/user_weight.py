@@ -6,6 +6,7 @@
 Without it a batch in which users take the place of rollouts, one for one, has longer steps than before.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -28,6 +29,8 @@ class UserWeight:
         self._ended: deque[RequestTimes] = deque(maxlen=_MEMORY)
         self.value = 1.0
         """From 1 to 8; 1 before a user ended."""
+        self.stay_s = math.inf
+        """Mean time that they are in the engine; infinite before one ended."""
 
     def learn(self, ended: Sequence[RequestTimes]) -> None:
         """These users have all of their tokens.
@@ -42,6 +45,7 @@ class UserWeight:
         self._ended.extend(times for times in ended if times.tokens)
         if not self._ended:
             return
+        self.stay_s = sum((times.last or times.arrived) - times.arrived for times in self._ended) / len(self._ended)
         prompts_s = sum(self._prompt_s(times) for times in self._ended)
         steps_s = sum(times.tokens for times in self._ended) * self._step_s
         self.value = min(_MOST, 1 + prompts_s / steps_s) if steps_s > 0 else _MOST

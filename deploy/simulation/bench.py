@@ -17,7 +17,6 @@ from rollout.percentile import percentile
 from services.config import FleetOptions
 from services.slo import SloConfig
 
-_WARM_S = 10.0
 _PARTS = 24
 
 
@@ -97,6 +96,7 @@ class _Plan(BaseModel):
     user_tokens: int = 64
     prefill_chunk: int = 64
     first_token_steps: int = 0
+    warm_s: float = 10.0
 
 
 class _Targets(BaseModel):
@@ -133,6 +133,7 @@ class Predicted:
     ttft_p50_s: float | None
     ttft_p95_s: float | None
     tpot_p50_s: float | None
+    tpot_p95_s: float | None
 
 
 def predict(bench: Bench, cell: Cell, model: EngineModel, *, seconds: float, seeds: int = 1) -> Predicted:
@@ -143,18 +144,20 @@ def predict(bench: Bench, cell: Cell, model: EngineModel, *, seconds: float, see
             _users(bench, cell),
             seconds=min(seconds, cell.seconds),
             span_s=min(seconds, cell.seconds) / _PARTS,
-            warm_s=_WARM_S,
+            warm_s=bench.plan.warm_s,
         )
         for number in range(seeds)
     ]
     shares = [story.parts.attainment for story in stories]
     waits = [second for story in stories for second in story.ttft_s]
+    paces = [second for story in stories for second in story.tpot_s]
     return Predicted(
         attainment=None if None in shares else sum(share or 0.0 for share in shares) / seeds,
         harvest_s=sum(story.parts.harvest_s for story in stories) / seeds,
         ttft_p50_s=percentile(waits, 0.5),
         ttft_p95_s=percentile(waits, 0.95),
-        tpot_p50_s=percentile([second for story in stories for second in story.tpot_s], 0.5),
+        tpot_p50_s=percentile(paces, 0.5),
+        tpot_p95_s=percentile(paces, 0.95),
     )
 
 
@@ -197,7 +200,8 @@ def _arm(cell: Cell) -> tuple[dict[str, Any], bool]:
 
 def _users(bench: Bench, cell: Cell) -> Iterator[Arrival]:
     """Those of the warm-up come at the rate of the first to be measured."""
-    seed, until = bench.plan.seed, _WARM_S + cell.seconds
+    seed, warm_s = bench.plan.seed, bench.plan.warm_s
+    until = warm_s + cell.seconds
     prompt, tokens = bench.plan.user_prompt, bench.plan.user_tokens
     if not cell.requests:
         return iter(())
@@ -205,7 +209,7 @@ def _users(bench: Bench, cell: Cell) -> Iterator[Arrival]:
         return constant(cell.rate, seconds=until, prompt=prompt, tokens=tokens, seed=seed)
     step_s = cell.seconds / len(cell.series.users_s)
     points = [
-        RatePoint(_WARM_S + number * step_s, rate, prompt, tokens) for number, rate in enumerate(cell.series.users_s)
+        RatePoint(warm_s + number * step_s, rate, prompt, tokens) for number, rate in enumerate(cell.series.users_s)
     ]
     warm = replace(points[0], time=0.0)
     return arrivals([warm, *points], seconds=until, seed=seed)

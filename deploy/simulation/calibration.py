@@ -1,6 +1,7 @@
 """An engine's model from a measured run: that with which the simulator repeats what was measured at one load.
 
-idle users -> a step of one sequence, door, prompts      rollouts alone and the cells of one load -> steps of more
+idle users -> a step of one sequence, door, prompts
+rollouts alone and the cells of one load -> steps of more, and how much longer the way to the engine is then
 """
 
 import math
@@ -43,7 +44,8 @@ def calibrate(
         for turn in range(_ROUNDS):
             model = _closer(bench, cells, model, seconds)
             progress("calibrating", (number + (turn + 1) / _ROUNDS) / len(_SHARES))
-        found.append((_waits_missed(bench, cells, model), model))
+        model = _with_crowded_door(bench, cells, model, seconds)
+        found.append((_tails_missed(bench, cells, model), model))
     return min(found, key=lambda pair: pair[0])[1]
 
 
@@ -130,14 +132,31 @@ def _held(cell: Cell) -> list[tuple[float, Cell]]:
     ]
 
 
-def _waits_missed(bench: Bench, cells: Sequence[Cell], model: EngineModel) -> float:
-    """How far users' first tokens are missed: squares of the logarithms of their median and 95th percentile, and of
-    attainment in points. Pushes make the tail, and prompts are what they cost; where users wait for rollouts to end,
-    the tail is made of that."""
+def _with_crowded_door(bench: Bench, cells: Sequence[Cell], model: EngineModel, seconds: float) -> EngineModel:
+    """The way to the engine longer by as much for each sequence in it as fits best (least squares) what is missing of
+    users' median wait. Users come by themselves, so that it moves their first tokens and little else."""
+    products, squares = 0.0, 0.0
+    for cell in (cell for cell in cells if cell.requests and cell.arm != "unguarded" and cell.ttft_s.p50):
+        batch = cell.batch(bench.plan.user_tokens)
+        shares = [(weight, predict(bench, held, model, seconds=seconds)) for weight, held in _held(cell)]
+        wait_s = sum(weight * (predicted.ttft_p50_s or 0.0) for weight, predicted in shares)
+        products += batch * ((cell.ttft_s.p50 or 0.0) - wait_s)
+        squares += batch**2
+    return model.model_copy(update={"door_sequence_s": max(0.0, products / squares) if squares else 0.0})
+
+
+def _tails_missed(bench: Bench, cells: Sequence[Cell], model: EngineModel) -> float:
+    """How far users' first tokens and their pace are missed: squares of the logarithms of medians and 95th percentiles,
+    and of attainment in points. Pushes make the tail, and prompts are what they cost, those who come at once too; where
+    users wait for rollouts to end, the tail is made of that."""
     found = 0.0
     for cell in (cell for cell in cells if cell.requests and cell.arm != "unguarded"):
         predicted = predict(bench, cell, model, seconds=cell.seconds, seeds=_SEEDS)
-        pairs = ((cell.ttft_s.p50, predicted.ttft_p50_s), (cell.ttft_s.p95, predicted.ttft_p95_s))
+        pairs = (
+            (cell.ttft_s.p50, predicted.ttft_p50_s),
+            (cell.ttft_s.p95, predicted.ttft_p95_s),
+            (cell.tpot_s.p95, predicted.tpot_p95_s),
+        )
         found += sum(math.log(seen / simulated) ** 2 for seen, simulated in pairs if seen and simulated)
         if cell.attainment is not None and predicted.attainment is not None:
             found += (_POINT * (cell.attainment - predicted.attainment)) ** 2

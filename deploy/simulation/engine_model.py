@@ -50,7 +50,9 @@ class EngineModel(Settings):
     door_s: float = Field(default=0.01, ge=0)
     """From a user to the engine and back: gateway, router, tokenizer."""
     door_spread: float = Field(default=0.1, ge=0, le=3)
-    """Standard deviation of the logarithm of `door_s`."""
+    """Standard deviation of the logarithm of that way."""
+    door_sequence_s: float = Field(default=0.0, ge=0)
+    """More of it for each sequence that the engine works on: who carries requests and tokens shares its cores."""
     drift: float = Field(default=0.05, ge=0, le=3)
     """Standard deviation of the logarithm of the engine's slowness, which changes every `drift_s`."""
     drift_s: float = Field(default=2.0, gt=0)

@@ -119,13 +119,15 @@ class _Live:
     def _next_user(self) -> None:
         if (user := next(self._users, None)) is None:
             return
-        model = self._scene.model
-        door_s = model.door_s * math.exp(self._source.gauss(0.0, model.door_spread))
-        self._at(user.time, partial(self._come, user, door_s))
+        slowness = math.exp(self._source.gauss(0.0, self._scene.model.door_spread))
+        self._at(user.time, partial(self._come, user, slowness))
 
-    def _come(self, user: Arrival, door_s: float) -> None:
-        if self._now + door_s < self._end:
-            self._at(self._now + door_s, partial(self._arrive, user))
+    def _come(self, user: Arrival, slowness: float) -> None:
+        model = self._scene.model
+        running = sum(len(replica.engine.running) for replica in self._replicas) / max(1, len(self._replicas))
+        way_s = slowness * (model.door_s + model.door_sequence_s * running)
+        if self._now + way_s < self._end:
+            self._at(self._now + way_s, partial(self._arrive, user))
         else:
             self._too_late.append(Unanswered(user.time, None, user.tokens))
         self._next_user()

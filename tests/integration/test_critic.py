@@ -25,7 +25,7 @@ from rollout.types import Experience, Sample
 from tests.critic_kit import STAGES, Rank, a_critic, a_policy, equal, saved, valued_rows
 from tests.queue_records import a_group, a_request, a_segment
 from tests.tiny_models import ARCHITECTURES, Architecture, build_classifier, build_policy, build_tokenizer
-from tests.trainer_kit import train_config
+from tests.trainer_kit import ROUNDING, train_config
 from trainer.batch import FreshGroup, MicroBatch, Row, by_row, make_batch
 from trainer.commit import Job, all_or_none
 from trainer.config import CriticConfig, TrainConfig
@@ -64,7 +64,7 @@ def test_the_value_before_a_token_is_the_classifiers_score_of_what_precedes_it(
         for t, value in enumerate(values_T):
             with torch.no_grad():
                 score = model(torch.tensor(ids[None, : len(row.prompt_ids_P) + t])).logits
-            assert float(value) == pytest.approx(float(score), abs=1e-5)
+            assert float(value) == pytest.approx(float(score), abs=ROUNDING)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -87,8 +87,8 @@ def test_zero_stages_take_the_same_steps(model_dir: Path) -> None:
             assert critic.update(share(valued_rows()), lr=1e-3).applied
         found.append(np.concatenate(values_of(critic, valued_rows())))
     assert np.abs(found[0]).max() > 1e-3
-    assert found[1] == pytest.approx(found[0], abs=1e-5)
-    assert found[2] == pytest.approx(found[0], abs=1e-5)
+    assert found[1] == pytest.approx(found[0], abs=ROUNDING)
+    assert found[2] == pytest.approx(found[0], abs=ROUNDING)
 
 
 @pytest.mark.parametrize(("stage", "dtype"), STAGES)

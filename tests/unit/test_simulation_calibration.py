@@ -14,7 +14,11 @@ from rollout.errors import ConfigError
 from tests.bench_figures import figures
 
 TRUTH = EngineModel(
-    decode_s=((1, 0.02), (8, 0.03), (16, 0.04), (32, 0.055)), prefill_token_s=0.0003, door_s=0.02, pause_s=0.05
+    decode_s=((1, 0.02), (8, 0.03), (16, 0.04), (32, 0.055)),
+    prefill_token_s=0.0003,
+    door_s=0.02,
+    door_sequence_s=0.0008,
+    pause_s=0.05,
 )
 
 
@@ -36,6 +40,7 @@ def test_the_engine_is_found_again(found: EngineModel) -> None:
     for batch in (1, 20, 32):
         assert found.step_s(batch) == pytest.approx(TRUTH.step_s(batch), rel=0.15)
     assert found.pause_s == pytest.approx(TRUTH.pause_s)
+    assert found.door_sequence_s == pytest.approx(TRUTH.door_sequence_s, rel=0.4)
 
 
 def test_another_load_is_foretold(content: dict[str, Any], found: EngineModel) -> None:
