@@ -117,7 +117,7 @@ async def test_an_outage_longer_than_allowed_is_an_error_and_not_a_hang(server: 
 async def test_a_server_that_hangs_is_replaced_by_the_next_start(
     server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deploy.embedded_redis, "_START_S", 1.0)
+    monkeypatch.setattr(deploy.embedded_redis, "_START_S", 4.0)
     monkeypatch.setattr(deploy.embedded_redis, "_STOP_S", 0.5)
     monkeypatch.setattr(deploy.redis_wire, "_ANSWER_S", 1.0)
     async with connected(server.url) as store:

@@ -117,9 +117,11 @@ async def test_a_call_whose_answer_was_lost_has_its_effect_once(redis_store: Red
     """The first answer to every script is thrown away and the call sent again, as after a broken connection."""
 
     class Resending(RedisStore):
-        async def script(self, name: str, key: str, *args: str | bytes | float) -> object:
-            await super().script(name, key, *args)
-            return await super().script(name, key, *args)
+        async def script(
+            self, name: str, key: str, *args: str | bytes | float, patience_s: float | None = None
+        ) -> object:
+            await super().script(name, key, *args, patience_s=patience_s)
+            return await super().script(name, key, *args, patience_s=patience_s)
 
     store = await Resending.connect(redis_store.config)
     try:
@@ -166,10 +168,10 @@ async def test_an_unreadable_request_that_is_nobodys_any_more_ends_no_consumer(
     await queue._store.command("HSET", key(queue, f"group:{lost.group_ids[0]}"), "request", b"garbage")
     run = queue._run
 
-    async def cancelled_meanwhile(name: str, *args: object) -> object:
+    async def cancelled_meanwhile(name: str, *args: object, **options: object) -> object:
         if name == "give_back":
             await queue.cancel(lost.id)
-        return await run(name, *args)
+        return await run(name, *args, **options)
 
     monkeypatch.setattr(queue, "_run", cancelled_meanwhile)
     leases = await queue.lease("c", count=9, lease_s=30, purposes=TRAIN)
