@@ -15,7 +15,7 @@ from tests.bench.coserve.figures import Figures
 from tests.bench.coserve.host import Host
 from tests.bench.coserve.measure import Seen, arrival_figures, record
 from tests.bench.coserve.plan import Plan
-from tests.bench.coserve.pushes import Push
+from tests.bench.coserve.pushes import Push, slowness
 from tests.bench.coserve.slo import Slo
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.1)
@@ -75,6 +75,14 @@ def test_a_push_is_felt_as_the_longest_wait_that_overlaps_it() -> None:
     assert (pushes["count"], pushes["by_collective"], pushes["not_verified"]) == (1, 1, 0)
     assert pushes["seconds"]["p50"] == pytest.approx(1.5)
     assert pushes["felt_s"]["p99"] == pytest.approx(0.2)
+
+
+def test_the_slowness_of_a_push_is_that_of_tokens_beside_those_of_other_times() -> None:
+    steady = Answer(0.0, (1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 1.9, 2.0, 2.1), 9)
+    push = Push(4, 1.35, 1.95, None)
+    assert slowness([push], [steady]) == pytest.approx(2.0)
+    assert slowness([], [steady]) is None
+    assert slowness([push], []) is None
 
 
 def test_a_push_that_nobody_proved_is_counted() -> None:

@@ -14,7 +14,7 @@ from .beats import Beat, blocks, harvest_rate
 from .bootstrap import interval, share_interval
 from .harvest_share import efficiency, users_share
 from .host import Host
-from .pushes import Push, felt
+from .pushes import Push, felt, slowness
 from .slo import Slo, attainment
 
 _SHARES = (0.5, 0.95, 0.99)
@@ -81,7 +81,8 @@ def latencies(values: Sequence[float], *, seed: int | None = None) -> dict[str, 
 
 
 def push_figures(pushes: Sequence[Push], answers: Sequence[Answer]) -> dict[str, Any]:
-    """Seconds from publish to verified, of the pause in it, and the longest wait of any user that overlapped it."""
+    """Seconds from publish to verified, of the pause in it, the longest wait of any user that overlapped it, and how
+    much longer users' tokens took meanwhile."""
     seconds = [push.seconds for push in pushes if push.seconds is not None]
     waits = [wait for push in pushes if (wait := felt(push, answers)) is not None]
     pauses = [push.applied.pause_s for push in pushes if push.applied is not None]
@@ -94,6 +95,7 @@ def push_figures(pushes: Sequence[Push], answers: Sequence[Answer]) -> dict[str,
         "seconds": latencies(seconds),
         "pause_s": latencies(pauses),
         "felt_s": latencies(waits),
+        "slowness": slowness(pushes, answers),
         "all": [[push.seconds, felt(push, answers)] for push in pushes],
     }
 

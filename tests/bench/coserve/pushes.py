@@ -1,7 +1,7 @@
 """New weights every so often, as a trainer would push them, without a trainer's work on the same cores.
 
-Two sets of weights with their canaries are made before anything is measured. Each push copies one of them into a new
-version directory and then takes the way of every push: artefact, epoch, broadcast, canary.
+Two sets of weights with their canaries are made before anything is measured. Each push names one of them as a new
+version and then takes the way of every push: artefact, epoch, broadcast, canary.
 """
 
 import asyncio
@@ -11,10 +11,12 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from rollout.board import AppliedPush
 from rollout.errors import NightshiftError
+from rollout.percentile import percentile
 from rollout.weights import MANIFEST, WeightManifest, version_dir
 from services.background import in_background
 from tests.fake_trainer import FakeTrainer
@@ -32,7 +34,7 @@ class Push:
 
     version: int
     published_at: float
-    """Unix seconds: before the artefact's first byte is written."""
+    """Unix seconds."""
     verified_at: float | None
     """None where no replica proved it in time."""
     applied: AppliedPush | None
@@ -100,9 +102,11 @@ class Pusher:
         return Push(version, published_at, applied.applied_at if applied.verified else None, applied)
 
     def _write(self, source: WeightManifest, manifest: WeightManifest) -> None:
-        """Durable before it is announced, and one version older goes."""
+        """Durable before it is announced, and one version older goes. The bytes are the set's, by another name: a
+        trainer would not write them with the memory and the disk of the engine's machine."""
         directory = version_dir(self._trainer.weights, manifest.version)
-        shutil.copytree(version_dir(self._trainer.weights, source.version), directory)
+        shutil.copytree(version_dir(self._trainer.weights, source.version), directory, copy_function=_named)
+        (directory / MANIFEST).unlink()
         (directory / MANIFEST).write_text(manifest.to_json())
         for file in directory.iterdir():
             _sync(file)
@@ -116,6 +120,22 @@ def felt(push: Push, answers: Sequence[Answer]) -> float | None:
         return None
     waits = [answer.longest_wait(push.published_at, push.verified_at) for answer in answers]
     return max((wait for wait in waits if wait is not None), default=None)
+
+
+def slowness(pushes: Sequence[Push], answers: Sequence[Answer]) -> float | None:
+    """How many times as long as at other times a user's token took during a push, by medians; None where there were no
+    tokens in or outside of one."""
+    spans = [(push.published_at, push.verified_at) for push in pushes if push.verified_at is not None]
+    gaps: dict[bool, list[float]] = {True: [], False: []}
+    for since, at in (pair for answer in answers for pair in pairwise(answer.chunks_at)):
+        gaps[any(start <= at < stop for start, stop in spans)].append(at - since)
+    during, otherwise = percentile(gaps[True], 0.5), percentile(gaps[False], 0.5)
+    return during / otherwise if during and otherwise else None
+
+
+def _named(source: str, target: str) -> None:
+    """A second name for a file."""
+    os.link(source, target)
 
 
 def _sync(path: Path) -> None:
