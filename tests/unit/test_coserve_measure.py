@@ -50,7 +50,7 @@ def _seen(**changes: Any) -> Seen:
         "before": _heartbeat(0, 2, 0),
         "after": _heartbeat(2_000, 6, 30),
         "engine_tokens": 110 + (2_000 - 30) + 4 + 3,
-        "host": Host(0.02, 0.05, 0.2),
+        "host": Host(0.02, 0.05, 0.2, 0.01),
     }
     return Seen(**{**values, **changes})
 

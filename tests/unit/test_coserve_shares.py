@@ -153,7 +153,7 @@ async def test_a_run_waits_for_a_machine_that_has_its_processors_until_its_patie
     quiet, looks = Quiet(0.05, 0.15, 0, 0.03), iter([0.3, 0.2, 0.04, 0.3, 0.3, 0.3])
 
     async def look() -> Host:
-        return Host(share := next(looks), share, 0.2)
+        return Host(share := next(looks), share, 0.2, 0.01)
 
     assert (await quiet.wait(look, pause_s=0.01)).steal == 0.04
     assert quiet.waited_s == pytest.approx(0.02)

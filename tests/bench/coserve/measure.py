@@ -62,7 +62,9 @@ def record(rounds: Sequence[Seen], slo: Slo, rollouts_only: float | None, *, see
         "rounds": len(rounds),
         "started_at": first.start,
         "seconds": _seconds(rounds),
-        "host": {name: [getattr(seen.host, name) for seen in rounds] for name in ("steal", "moment", "probe_s")},
+        "host": {
+            name: [getattr(seen.host, name) for seen in rounds] for name in ("steal", "moment", "probe_s", "copy_s")
+        },
         **user_figures([answer for answer in answers if answer.measured], slo, seed=seed),
         **_harvest(rounds, rollouts_only, seed),
         "tokens": _tokens(rounds),
