@@ -50,9 +50,9 @@ from rollout.types import TERMINAL_STATES, Experience, Group, GroupState, Purpos
 log = structlog.get_logger(__name__)
 
 _STATUS_PAGE = 256
-_ASKS_PER_LEASE = 4
-"""Part of its time for which a lease is asked for: one that waited for a server to come back would take groups over
-before those who have them could renew."""
+_PATIENCE = 0.25
+"""Share of its time for which a lease is asked for: a call that waited for the server to come back would take groups
+over before those who have them could renew."""
 _OPEN = ("queued", "leased", "experience")
 
 
@@ -127,7 +127,7 @@ class RedisQueue:
         if count < 1 or not purposes:
             return []
         args = (secrets.token_hex(8), consumer, count, _ms(lease_s), *(purpose.value for purpose in purposes))
-        rows = await self._run("lease", self._now(), *args, patience_s=lease_s / _ASKS_PER_LEASE)
+        rows = await self._run("lease", self._now(), *args, patience_s=_PATIENCE * lease_s)
         leases = []
         for gid, attempt, deadline, body, salvaged, max_age in rows:
             try:

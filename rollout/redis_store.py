@@ -132,8 +132,9 @@ class RedisStore:
             except NoScriptError:
                 return await self._execute("EVAL", source, 1, key, *args)
 
-        limit_s = None if patience_s is None else min(patience_s, self.config.outage_s)
-        return await self._answered(run, limit_s, knob="the call's own patience")
+        if patience_s is None or patience_s >= self.config.outage_s:
+            return await self._answered(run)
+        return await self._answered(run, patience_s, knob="the call's own patience")
 
     async def command(self, *args: Argument) -> Any:
         """One command that may be sent twice; the raw answer."""
@@ -159,7 +160,7 @@ class RedisStore:
         heard: list[RedisError] = []
         try:
             async with asyncio.timeout(limit):
-                info = await self._answered(lambda: self._execute("INFO"), limit, heard)
+                info = await self._answered(lambda: self._execute("INFO"), limit, heard, knob="redis.connect_timeout_s")
         except TimeoutError as error:
             raise self._silent(limit, "redis.connect_timeout_s", heard[-1] if heard else None) from error
         except ResponseError as error:
@@ -186,13 +187,14 @@ class RedisStore:
     async def _answered(
         self,
         call: Callable[[], Awaitable[Any]],
-        outage_s: float | None = None,
+        limit_s: float | None = None,
         heard: list[RedisError] | None = None,
         *,
-        knob: str = "redis.connect_timeout_s",
+        knob: str = "redis.outage_s",
     ) -> Any:
-        """The call's answer, the call repeated while the server cannot be reached; `heard` collects the failures."""
-        limit = self.config.outage_s if outage_s is None else outage_s
+        """The call's answer, the call repeated for `limit_s` (None: `outage_s`), which `knob` set, while the server
+        cannot be reached; `heard` collects the failures."""
+        limit = self.config.outage_s if limit_s is None else limit_s
         task = asyncio.current_task()
         cancellations = task.cancelling() if task else 0
         retrying = AsyncRetrying(
@@ -207,7 +209,7 @@ class RedisStore:
                     answer = await self._attempt(call, heard)
         except RedisError as error:
             if _is_lost(error):
-                raise self._silent(limit, "redis.outage_s" if outage_s is None else knob, error) from error
+                raise self._silent(limit, knob, error) from error
             raise _translated(_answer(error), self.config.redacted_url, self.config.namespace) from error
         if task and task.cancelling() > cancellations:
             # some await of the client library swallows a cancellation

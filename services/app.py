@@ -98,7 +98,7 @@ def _deployment_options(config: FleetConfig) -> dict[str, Any]:
 
 def autoscaling(scaling: AutoscalingConfig) -> dict[str, Any]:
     """Serve's `autoscaling_config`; its own delays are 0, since the policy has better ones."""
-    serves = {"min_replicas", "max_replicas", "drain_s"}
+    not_the_policys = {"min_replicas", "max_replicas", "drain_s", "rate_window_s"}
     return {
         # and no `initial_replicas`: Serve goes back to so many whenever a setting changes, whatever users need
         "min_replicas": scaling.min_replicas,
@@ -107,7 +107,7 @@ def autoscaling(scaling: AutoscalingConfig) -> dict[str, Any]:
         "downscale_delay_s": 0,
         "policy": {
             "policy_function": "services.autoscaling:UserLoadPolicy",
-            "policy_kwargs": scaling.model_dump(mode="json", exclude=serves | {"rate_window_s"}),
+            "policy_kwargs": scaling.model_dump(mode="json", exclude=not_the_policys),
         },
     }
 

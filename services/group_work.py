@@ -149,8 +149,8 @@ class GroupWork:
             await asyncio.gather(*running, return_exceptions=True)
         # what waited for an engine that died says nothing of what it died of
         errors = [error for task in running if (error := task.exception()) is not None]
-        for error in sorted(errors, key=lambda error: isinstance(error, EngineGone)):
-            raise error
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, EngineGone))
         if self._parted.is_set():
             raise Parted
 

@@ -79,9 +79,6 @@ class Reconciler:
         self._settled, self._undisturbed = asyncio.Event(), asyncio.Event()
         self._settled.set()
         self._undisturbed.set()
-        self.arriving = False
-        """Whether new weights are on their way into the engine, from the invitation to the check: the cores that
-        receive and prepare them may be the engine's."""
         self.following = True
         """False while the engine holds other weights than the run's, see `rest`."""
         self.pin: Pin | None = None
@@ -89,7 +86,8 @@ class Reconciler:
         self.run_name: str | None = None
         """Run whose weights are in use; None for the model as loaded."""
         self.coming: str | None = None
-        """Run whose weights are on their way into the engine."""
+        """Run whose weights are on their way into the engine, from the invitation to the check: the cores that receive
+        and prepare them may be the engine's."""
         self.version = 0
         self.detail = "not compared with the current version yet"
         self.news = asyncio.Event()
@@ -198,7 +196,7 @@ class Reconciler:
                 f" {run} had {self._tokens[run]}: an older trainer's, or Redis lost its data; then restart the replicas"
             )
         elif self._tries_left(run, self._target.version, self._target.digest):
-            with self._arrival():
+            with self._arrival(run):
                 await self._deliver(
                     await in_background(from_artefact, run, self._target, partial(self._accept, self._target))
                 )
@@ -241,7 +239,7 @@ class Reconciler:
     async def _join(self, invitation: Invitation) -> None:
         """Take part in one epoch; whatever goes wrong is left to the artefact."""
         self._last_epoch = invitation.epoch
-        with self._arrival():
+        with self._arrival(invitation.run):
             try:
                 delivery = await self._receive(invitation)
             except (WeightsError, OSError) as error:
@@ -251,12 +249,12 @@ class Reconciler:
                 await self._deliver(delivery)
 
     @contextmanager
-    def _arrival(self) -> Iterator[None]:
-        self.arriving = True
+    def _arrival(self, run: str) -> Iterator[None]:
+        self.coming = run
         try:
             yield
         finally:
-            self.arriving = False
+            self.coming = None
 
     async def _receive(self, invitation: Invitation) -> Delivery | None:
         """None when this replica came too late for the epoch or cannot receive with its backend."""
@@ -343,7 +341,7 @@ class Reconciler:
         manifest = delivery.manifest
         key = (delivery.run, manifest.version, manifest.digest)
         self._settled.clear()
-        verified, self.coming = False, delivery.run
+        verified = False
         try:
             self._on_coming(delivery.run)
             pause_s = await self._swap.load(directory, version=manifest.version, fallback=delivery.artefact)
@@ -354,7 +352,6 @@ class Reconciler:
             self._failures = {} if verified else {key: self._failures.get(key, 0) + 1}
             if not self._trusted:
                 self._on_untrusted(f"version {manifest.version} is not verified", manifest.version)
-            self.coming = None
             self._settled.set()
             self.news.set()
 

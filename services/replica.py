@@ -87,7 +87,7 @@ class Replica:
             slo=config.slo,
             engine=engine,
             still_until=lambda: self._swap.still_until,
-            arriving=lambda: self.reconciler.arriving,
+            arriving=lambda: self.reconciler.coming is not None,
         )
         self.users = self.keeper.users
         self._swap = way_in(config, engine, self.keeper.aside, self.keeper.spare)

@@ -18,8 +18,8 @@ from rollout.board import ReplicaRole
 
 RESTORES = 2
 """Times that the production model is put back before the replica is given up."""
-LONGEST_REST = 32
-"""Times `rest_s`: what failed so often in a row may do so until another version is published."""
+MOST_RESTS = 32
+"""The longest rest, as a multiple of `rest_s`: what failed so often in a row may do so until another version comes."""
 
 
 class Event(StrEnum):
@@ -96,8 +96,8 @@ def after(standing: Standing, event: Event, now: float, limits: Limits) -> Stand
         return standing
     if event not in _UNWANTED:
         return replace(standing, role=role, since=now, failures=0)
-    rest_s = limits.rest_s * min(LONGEST_REST, 2**standing.vain)
-    return Standing(role, since=now, rests_until=now + rest_s, vain=min(standing.vain + 1, LONGEST_REST))
+    rest_s = limits.rest_s * min(MOST_RESTS, 2**standing.vain)
+    return Standing(role, since=now, rests_until=now + rest_s, vain=standing.vain + 1)
 
 
 def expires_at(standing: Standing, limits: Limits, *, verified: bool) -> float | None:

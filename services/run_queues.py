@@ -34,7 +34,8 @@ class RunQueues:
                 self._queues[run] = RedisQueue(self._store, run)
 
     async def waiting(self, purposes: Callable[[str], Sequence[Purpose]]) -> int:
-        """Groups of the purposes that may be leased of each run. Raises StoreUnavailable."""
+        """Groups of the purposes that may be leased of each run; a look at which of them have work. Raises
+        StoreUnavailable."""
         waiting, idle = 0, set()
         for run, queue in list(self._queues.items()):
             stats = await queue.stats()

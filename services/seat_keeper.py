@@ -198,9 +198,8 @@ class SeatKeeper:
         most_seats = min(most_seats, self._room)
         preempts = self._harvest.preempt or self._role is not None or self._aside
         self.seats.pace = self._pace()
-        most = min(self._most(), most_seats) if preempts else None
-        if self._spared and not preempts:  # the engine takes a seat from nobody
-            most = most_seats
+        kept = most_seats if self._spared else None  # the engine takes a seat for a check from nobody
+        most = min(self._most(), most_seats) if preempts else kept
         self.seats.resize(min(self._allowed(), most_seats), most=most)
 
     async def run(self) -> None:

@@ -102,8 +102,8 @@ def _newest(ctx: Context, replica: Any) -> ReplicaStats | None:
 def _lasting(name: str, reports: Sequence[Any]) -> float:
     """Of the last two reports, seconds apart, where the newest is but a moment: one request of many sequences, or
     rollouts cut for a push, is no load that lasts."""
-    least = _MOMENTARY.get(name)
-    return reports[-1].value if least is None else least(report.value for report in reports[-2:])  # type: ignore[no-any-return]
+    chosen = _MOMENTARY.get(name)
+    return reports[-1].value if chosen is None else chosen(report.value for report in reports[-2:])  # type: ignore[no-any-return]
 
 
 _NAMES = tuple(ReplicaStats.__annotations__)

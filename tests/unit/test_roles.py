@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.board import ReplicaRole
-from services.roles import LONGEST_REST, RESTORES, Event, Limits, Standing, after, expires_at
+from services.roles import MOST_RESTS, RESTORES, Event, Limits, Standing, after, expires_at
 
 LIMITS = Limits(drain_s=10, enter_s=20, reclaim_s=30, rest_s=60)
 HOME = (ReplicaRole.SERVING, ReplicaRole.DRAINING, ReplicaRole.RECLAIMING, ReplicaRole.ROLLOUT)
@@ -112,7 +112,7 @@ def test_each_further_lending_in_vain_is_followed_by_a_longer_rest_until_one_is_
             standing = after(standing, event, now, LIMITS)
         rests.append(standing.rests_until - now)
         now = standing.rests_until
-    assert rests == [LIMITS.rest_s * min(LONGEST_REST, 2**n) for n in range(8)]
+    assert rests == [LIMITS.rest_s * min(MOST_RESTS, 2**n) for n in range(8)]
     for event in (Event.LEND, Event.DRAINED, Event.VERIFIED, Event.RECALL, Event.RESTORED):
         standing = after(standing, event, now, LIMITS)
     for event in in_vain:

@@ -1,0 +1,62 @@
+"""A seat keeper, and what it sees of an engine, at a clock that a test moves."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+from services.config import HarvestConfig
+from services.idle_speed import IdleSpeed
+from services.seat_keeper import SeatKeeper
+from services.seats import Ticket
+from services.slo import SloConfig
+from services.step_log import StepLog
+from services.user_window import RequestTimes
+
+TOTAL, RESERVE = 16, 2
+SLO = SloConfig(ttft_s=0.2, tpot_s=0.06, increase_per_s=10)
+
+
+@dataclass
+class Engine:
+    """As vLLM shows itself, at a clock that the test moves."""
+
+    now: float = 100.0
+    still_until: float = 0.0
+    arriving: bool = False
+    """New weights for it."""
+    step_log: StepLog = field(default_factory=StepLog)
+    rollouts_give_way: bool = False
+    requests: dict[str, RequestTimes] = field(default_factory=dict)
+
+    def users(self) -> dict[str, RequestTimes]:
+        return self.requests
+
+
+def keeper_of(engine: Engine, slo: SloConfig = SLO, **harvest: object) -> SeatKeeper:
+    keeper = SeatKeeper(
+        total=TOTAL,
+        harvest=HarvestConfig(**{"user_reserve": RESERVE, **harvest}),
+        slo=slo,
+        engine=engine,
+        still_until=lambda: engine.still_until,
+        arriving=lambda: engine.arriving,
+        clock=lambda: engine.now,
+    )
+    keeper.calibrate(IdleSpeed(0.05, 0.02, 8.0))
+    return keeper
+
+
+def step(engine: Engine, kv_usage: float, waiting: int = 1, times: int = 1) -> None:
+    """After which so many requests wait to be begun."""
+    for _ in range(times):
+        stats = SimpleNamespace(kv_cache_usage=kv_usage, num_waiting_reqs=waiting, num_skipped_waiting_reqs=0)
+        engine.step_log.record(stats, None)
+
+
+def look(keeper: SeatKeeper, engine: Engine, times: int = 1) -> None:
+    for _ in range(times):
+        engine.now += 0.1
+        keeper.look()
+
+
+def sat(keeper: SeatKeeper, count: int) -> list[Ticket]:
+    return [keeper.seats.ask(prefill=1) for _ in range(count)]
