@@ -29,7 +29,7 @@ from deploy.config import NightshiftConfig, write_private
 from deploy.embedded_redis import EmbeddedRedis
 from deploy.failure import engine_error, last_exception
 from deploy.preflight import check_fleet, check_model, check_models, check_redis
-from deploy.processes import Guardian, Tree, signal_handlers_kept, uninterrupted
+from deploy.processes import Guardian, Tree, interrupt_deferred, uninterrupted
 from deploy.ray_directory import RAY, make_ray_directory
 from deploy.tokens import Tokens, gateway_tokens
 from rollout.config import RedisConfig
@@ -276,7 +276,7 @@ def start_ray(stack: ExitStack, *, num_cpus: float, embedded: EmbeddedRedis | No
     import ray
 
     stack.callback(ray.shutdown)
-    with signal_handlers_kept():
+    with interrupt_deferred():  # a process whose connection to Ray was made half-way crashes when it exits
         start_local_ray(
             num_cpus=math.ceil(max(num_cpus, psutil.cpu_count() or 1)),
             object_store_memory=_OBJECT_STORE_BYTES,

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 import psutil
 
@@ -93,6 +94,27 @@ def uninterrupted() -> Iterator[None]:
             for number in _STOP_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
         yield
+
+
+@contextmanager
+def interrupt_deferred() -> Iterator[None]:
+    """The first SIGINT or SIGTERM takes effect at the end of the block, the second at once."""
+    came: list[int] = []
+
+    def defer(number: int, _frame: FrameType | None) -> None:
+        if came:
+            signal.signal(number, formers[number])
+            signal.raise_signal(number)
+        came.append(number)
+
+    formers = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    with signal_handlers_kept():
+        if threading.current_thread() is threading.main_thread():
+            for number in _STOP_SIGNALS:
+                signal.signal(number, defer)
+        yield
+    if came:
+        signal.raise_signal(came[0])
 
 
 @contextmanager
