@@ -107,7 +107,7 @@ def interrupt_deferred() -> Iterator[None]:
             signal.raise_signal(number)
         came.append(number)
 
-    formers = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    formers = {int(number): signal.getsignal(number) for number in _STOP_SIGNALS}
     with signal_handlers_kept():
         if threading.current_thread() is threading.main_thread():
             for number in _STOP_SIGNALS:
