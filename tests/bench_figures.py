@@ -49,7 +49,7 @@ def _cell(bench: Bench, engine: EngineModel, arm: str, load: str, seconds: float
     rate = 0.0 if not load else CAPACITY * (0.8 if load == "day" else float(load) / 100)
     empty: dict[str, list[float]] = {"seconds": [], "users_s": [], "seats_rollouts": []}
     base: dict[str, Any] = {"arm": arm, "load": load, "seats": None, "rate": rate, "seconds": seconds, "requests": 0}
-    base |= {"harvested_tokens_s": 0.0, "pushes": {"pause_s": {"p50": engine.pause_s}}, "series": empty}
+    base |= {"harvested_tokens_s": 0.0, "pushes": _pushes(engine), "series": empty}
     scene = replace(scene_of(bench, Cell.model_validate(base), engine), seed=SEED + 77)
     users = constant(rate, seconds=10 + seconds, prompt=USER_PROMPT, tokens=USER_TOKENS, seed=SEED)
     if load == "day":
@@ -59,6 +59,15 @@ def _cell(bench: Bench, engine: EngineModel, arm: str, load: str, seconds: float
         ]
         users = arrivals([replace(points[0], time=0.0), *points], seconds=10 + seconds, seed=SEED)
     return base | _measured(play(scene, users, seconds=seconds, span_s=seconds / POINTS, warm_s=10.0))
+
+
+def _pushes(engine: EngineModel) -> dict[str, Any]:
+    seconds = engine.arrive_s + engine.pause_s
+    return {
+        "pause_s": {"p50": engine.pause_s},
+        "seconds": {"p50": seconds},
+        "slowness": engine.arrive_slowness,
+    }
 
 
 def _measured(story: Story) -> dict[str, Any]:

@@ -40,6 +40,10 @@ class _Pushes(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     pause_s: Percentiles
+    seconds: Percentiles = Percentiles()
+    """From publish to verified."""
+    slowness: float | None = None
+    """Of users' tokens meanwhile."""
 
 
 class _Series(BaseModel):

@@ -5,7 +5,7 @@ rollouts alone and the cells of one load -> steps of more, and how much longer t
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
 from deploy.simulation.bench import Bench, Cell, predict
@@ -57,15 +57,30 @@ def _first(bench: Bench, cells: Sequence[Cell], share: float) -> EngineModel:
     beyond_s = max(1e-4, first_s - token_s)
     door_s = max(1e-4, (1 - share) * beyond_s)
     late_s = (bench.idle.ttft_s.p95 or first_s) - first_s
-    pauses = [cell.pushes.pause_s.p50 for cell in cells if cell.pushes.pause_s.p50 is not None]
+    pause_s = _mean(cell.pushes.pause_s.p50 for cell in cells)
+    arrive_s = _mean(cell.pushes.seconds.p50 for cell in cells) - pause_s
     return EngineModel(
         decode_s=_rising(_points(bench, cells, token_s)),
         prefill_token_s=share * beyond_s / bench.plan.user_prompt,
         door_s=door_s,
         door_spread=min(1.0, math.log1p(late_s / door_s) / _Z95),
         drift=min(1.0, math.log((bench.idle.tpot_s.p95 or token_s) / token_s) / _Z95),
-        pause_s=sum(pauses) / len(pauses) if pauses else 0.0,
+        pause_s=pause_s,
+        arrive_s=max(0.0, arrive_s),
+        arrive_slowness=max(1.0, _slowness(cells)),
     )
+
+
+def _slowness(cells: Sequence[Cell]) -> float:
+    """Of steps in a push, where the batch was that of other times: a guard takes rollouts out of it."""
+    held = [cell for cell in cells if cell.arm in {"constant", "unguarded"} and cell.pushes.slowness is not None]
+    return _mean(cell.pushes.slowness for cell in held or cells)
+
+
+def _mean(values: Iterable[float | None]) -> float:
+    """Of those that are known; 0 where none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else 0.0
 
 
 def _points(bench: Bench, cells: Sequence[Cell], alone_s: float) -> list[tuple[int, float]]:

@@ -47,7 +47,7 @@ class Engine:
         self._most_of_one = most_of_one
         self._turns = FirstTokenTurns(most=first_token_steps)
         self._source = random.Random(seed)
-        self._slowness, self._drifts_at = 1.0, 0.0
+        self._drifted, self._drifts_at = 1.0, 0.0
         self._step: _Step | None = None
         self.running: list[Sequence] = []
         self.generated = 0
@@ -57,15 +57,15 @@ class Engine:
         """When the step that runs ends; None between two."""
         return self._step.ends_at if self._step else None
 
-    def begin(self, now: float) -> None:
-        """Start a step with what is running; nothing without work."""
+    def begin(self, now: float, *, slowness: float = 1.0) -> None:
+        """Start a step with what is running, which takes `slowness` times as long; nothing without work."""
         if not self.running:
             return
         alone = self._turns.next(awaited=any(sequence.user and sequence.fresh for sequence in self.running))
         working = [sequence for sequence in self.running if sequence.user or not alone]
         prefill = self._prefill(working)
         decoding = sum(1 for sequence in working if not sequence.fresh)
-        seconds = self._model.step_s(decoding, sum(prefill.values())) * self._slow(now)
+        seconds = self._model.step_s(decoding, sum(prefill.values())) * self._drift(now) * slowness
         self._step = _Step(now + seconds, now, prefill, alone)
 
     def end(self) -> Iterator[tuple[Sequence, float]]:
@@ -97,8 +97,8 @@ class Engine:
             budget -= parts[sequence]
         return parts
 
-    def _slow(self, now: float) -> float:
+    def _drift(self, now: float) -> float:
         if now >= self._drifts_at:
-            self._slowness = math.exp(self._source.gauss(0.0, self._model.drift))
+            self._drifted = math.exp(self._source.gauss(0.0, self._model.drift))
             self._drifts_at = now + self._model.drift_s
-        return self._slowness
+        return self._drifted

@@ -58,6 +58,10 @@ class EngineModel(Settings):
     drift_s: float = Field(default=2.0, gt=0)
     pause_s: float = Field(default=0.03, ge=0)
     """Generation stands still for so long at each push; rollouts are prefilled again after it."""
+    arrive_s: float = Field(default=0.0, ge=0)
+    """New weights are on their way into the engine for so long before each pause."""
+    arrive_slowness: float = Field(default=1.0, ge=1)
+    """How many times as long steps take meanwhile: what receives and checks weights may share its cores and memory."""
     start_s: float = Field(default=60.0, ge=0)
     """Until a new replica serves."""
     work: WorkShape = WorkShape()

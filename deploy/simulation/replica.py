@@ -3,6 +3,7 @@
 arrive -> users wait or are running; rollouts lease, sit, are cut, go on -> step ends -> tokens
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -123,9 +124,9 @@ class Replica:
             seed=seed,
         )
         self._eyes = _Eyes(StepLog(clock), rollouts_give_way=first_token_steps > 0)
+        self._model = model
         self._still_until = 0.0
-        self._pushes, self._wants_push = 0, False
-        self._pause_s = model.pause_s
+        self._pushes, self._arrives_until = 0, math.inf
         self._waiting: deque[_User] = deque()
         self._users: dict[Sequence, _User] = {}
         self._sitting: dict[Sequence, _Sitting] = {}
@@ -139,6 +140,7 @@ class Replica:
             slo=options.slo,
             engine=self._eyes,
             still_until=lambda: self._still_until,
+            arriving=lambda: self._arriving,
             clock=clock,
         )
         self.keeper.calibrate(idle)
@@ -183,8 +185,8 @@ class Replica:
         self._go_on()
 
     def push(self) -> None:
-        """New weights have come; they go in when the step that runs has ended."""
-        self._wants_push = True
+        """New weights are on their way; they go in when they are here and the step that runs then has ended."""
+        self._arrives_until = self._clock() + self._model.arrive_s
         self._go_on()
 
     def stop(self) -> None:
@@ -204,6 +206,10 @@ class Replica:
         self._go_on()
 
     @property
+    def _arriving(self) -> bool:
+        return math.isfinite(self._arrives_until)
+
+    @property
     def _pause_ends(self) -> float | None:
         return self._still_until if self._still_until > self._clock() else None
 
@@ -211,7 +217,7 @@ class Replica:
         """Between two steps; nothing while one runs or the engine stands still."""
         if self.engine.ends_at is not None or self._pause_ends is not None:
             return
-        if self._wants_push:
+        if self._clock() >= self._arrives_until:
             self._load()
             return
         self._cut()
@@ -222,15 +228,15 @@ class Replica:
         self._lease()
         if not self._users_waited:
             self._sit()
-        self.engine.begin(self._clock())
+        self.engine.begin(self._clock(), slowness=self._model.arrive_slowness if self._arriving else 1.0)
 
     def _load(self) -> None:
-        self._wants_push = False
+        self._arrives_until = math.inf
         if self._recomputes:
             self._step_aside()
         self._pushes += 1
-        self._still_until = self._clock() + self._pause_s
-        if not self._pause_s:
+        self._still_until = self._clock() + self._model.pause_s
+        if not self._model.pause_s:
             self._go_on()
 
     def _step_aside(self) -> None:

@@ -19,6 +19,8 @@ TRUTH = EngineModel(
     door_s=0.02,
     door_sequence_s=0.0008,
     pause_s=0.05,
+    arrive_s=2.0,
+    arrive_slowness=1.2,
 )
 
 
@@ -40,6 +42,7 @@ def test_the_engine_is_found_again(found: EngineModel) -> None:
     for batch in (1, 20, 32):
         assert found.step_s(batch) == pytest.approx(TRUTH.step_s(batch), rel=0.15)
     assert found.pause_s == pytest.approx(TRUTH.pause_s)
+    assert (found.arrive_s, found.arrive_slowness) == pytest.approx((TRUTH.arrive_s, TRUTH.arrive_slowness))
     assert found.door_sequence_s == pytest.approx(TRUTH.door_sequence_s, rel=0.4)
 
 

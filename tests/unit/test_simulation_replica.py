@@ -193,6 +193,40 @@ def test_groups_stay_through_a_push_that_takes_longer_than_a_group_waits_for_a_s
     asyncio.run(inside())
 
 
+def test_while_new_weights_arrive_steps_take_longer_and_then_generation_stands_still() -> None:
+    async def inside() -> None:
+        one = scene(guard=False)
+        model = MODEL.model_copy(update={"arrive_s": 1.0, "arrive_slowness": 1.5, "pause_s": 0.25, "drift": 0.0})
+        bench = Bench(replace(one, model=model))
+        bench.replica.look()
+        while bench.replica.rollouts < SEATS or any(s.fresh for s in bench.replica.engine.running):
+            bench.step()
+        pushed_at = bench.now
+        bench.replica.push()
+        steps = []
+        while bench.replica.tally.cuts == 0:
+            began = bench.now
+            bench.step()
+            steps.append(bench.now - began)
+        known, slow = model.step_s(SEATS), 1.5 * model.step_s(SEATS)
+        assert steps[0] == pytest.approx(known)  # had begun
+        assert steps[1:] == pytest.approx([slow] * (len(steps) - 1))
+        assert pushed_at + 1.0 <= bench.now <= pushed_at + 1.0 + slow
+        began = bench.now
+        bench.step()
+        assert bench.now == pytest.approx(began + 0.25)
+
+    asyncio.run(inside())
+
+
+def test_steps_that_pushes_make_longer_cost_tokens() -> None:
+    def harvest(slowness: float) -> float:
+        model = MODEL.model_copy(update={"arrive_s": 2.0, "arrive_slowness": slowness})
+        return told(replace(scene(), model=model), 2.0, seconds=120.0).parts.harvest_s
+
+    assert 0.5 < harvest(1.6) / harvest(1.0) < 1.0
+
+
 def test_without_users_rollouts_have_every_seat() -> None:
     story = told(scene(guard=False), 0.0)
     assert story.parts.rollouts.mean() > 0.97 * SEATS
