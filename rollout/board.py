@@ -144,6 +144,9 @@ class Heartbeat:
     """Times it took rollouts since start."""
     reclaims: int = 0
     """Times it came back to users since start."""
+    prefill_token_s: float = 0.0
+    """What each further token of a prompt adds to a first token on the idle engine, as measured at its start; 0 where
+    none is to be seen."""
 
     @property
     def follows(self) -> bool:

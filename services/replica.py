@@ -243,6 +243,7 @@ class Replica:
             seat_limit=self.keeper.limit,
             slo_headroom=self.keeper.headroom,
             slo_breaches=self.keeper.breaches,
+            prefill_token_s=self.keeper.idle.prefill_token_s,
             rollout_tokens=tally.generated + self.harvester.in_flight,
             user_requests=self.users.requests_ended,
             rehearsal_gap=self._rehearsal_gap,

@@ -76,8 +76,9 @@ class SeatKeeper:
         self._still_until = still_until
         self._arriving = arriving
         self._clock = clock
-        self._idle = IdleSpeed(0.0, 0.0, 1.0)
-        self._weight = UserWeight(self._idle, total)
+        self.idle = IdleSpeed(0.0, 0.0, 1.0)
+        """What the engine does with one request alone, once that is known."""
+        self._weight = UserWeight(self.idle, total)
         self._window = UserWindow(slo.window_s)
         self._peak = RecentPeak(slo.window_s)
         self._beside_at = -math.inf
@@ -120,7 +121,7 @@ class SeatKeeper:
 
     def calibrate(self, idle: IdleSpeed) -> None:
         """What the engine does with one request alone."""
-        self._idle, self._weight = idle, UserWeight(idle, self._total)
+        self.idle, self._weight = idle, UserWeight(idle, self._total)
         self.resize()
 
     def allow(self, role: ReplicaRole) -> None:
@@ -173,7 +174,7 @@ class SeatKeeper:
 
         Raises ConfigError, and changes nothing, for an SLO that the idle engine cannot meet.
         """
-        check_attainable(slo, self._idle)
+        check_attainable(slo, self.idle)
         if slo != self._slo:
             self._window, self._peak = UserWindow(slo.window_s), RecentPeak(slo.window_s)
             self._headroom = self._headroom_under(slo)
@@ -246,7 +247,7 @@ class SeatKeeper:
             dt,
             slo=self._slo,
             headroom=self._headroom.share,
-            idle=self._idle,
+            idle=self.idle,
             seats=self._total,
             weight=self._weight.value,
         )
@@ -286,7 +287,7 @@ class SeatKeeper:
     def _pace(self) -> int:
         most = self._harvest.prefill_tokens
         # nobody meets the steps of a replica that is lent
-        return most if self._role is not None else prefill_pace(self._slo, self._idle, seats=self._total, most=most)
+        return most if self._role is not None else prefill_pace(self._slo, self.idle, seats=self._total, most=most)
 
     def _allowed(self) -> int:
         """Seats to give."""

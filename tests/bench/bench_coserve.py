@@ -180,6 +180,7 @@ async def _idle(one: Session, figures: Figures) -> None:
     slo = slo_of(answers)
     ttft, tpot = [a.ttft_s for a in answers], [a.tpot_s for a in answers]
     idle = {"ttft_s": latencies(ttft), "tpot_s": latencies(tpot), "all_ttft_s": ttft}
+    idle["prefill_token_s"] = await one.prefill_token_s()
     figures.put(idle=idle, slo=asdict(slo))
     _say(f"SLO: TTFT {1000 * slo.ttft_s:.0f} ms, TPOT {1000 * slo.tpot_s:.0f} ms")
 

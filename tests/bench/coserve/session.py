@@ -78,6 +78,10 @@ class Session:
             if not self.quiet.again(theft.share, theft.moment):
                 return answers
 
+    async def prefill_token_s(self) -> float:
+        """What a token of a prompt adds to a first token, as the replica measured it at its start."""
+        return (await self._watch.heartbeat()).prefill_token_s
+
     async def _configure(self, wanted: Settings) -> None:
         """Returns when the replica is heard to have taken them. Raises RuntimeError where it refuses them, which its
         heartbeats alone say."""
