@@ -25,6 +25,7 @@ def figures(engine: EngineModel, *, arms: Sequence[str], loads: Sequence[str], s
     idle = {
         "ttft_s": {"p50": first_s, "p95": 1.1 * first_s},
         "tpot_s": {"p50": engine.step_s(1), "p95": 1.05 * engine.step_s(1)},
+        "prefill_token_s": engine.prefill_token_s,
     }
     content: dict[str, Any] = {
         "plan": {

@@ -34,6 +34,8 @@ class _Idle(BaseModel):
 
     ttft_s: Percentiles
     tpot_s: Percentiles
+    prefill_token_s: float
+    """As the replica measured it at its start."""
 
 
 class _Pushes(BaseModel):
@@ -135,9 +137,7 @@ class Predicted:
     attainment: float | None
     harvest_s: float
     ttft_p50_s: float | None
-    ttft_p95_s: float | None
     tpot_p50_s: float | None
-    tpot_p95_s: float | None
 
 
 def predict(bench: Bench, cell: Cell, model: EngineModel, *, seconds: float, seeds: int = 1) -> Predicted:
@@ -159,9 +159,7 @@ def predict(bench: Bench, cell: Cell, model: EngineModel, *, seconds: float, see
         attainment=None if None in shares else sum(share or 0.0 for share in shares) / seeds,
         harvest_s=sum(story.parts.harvest_s for story in stories) / seeds,
         ttft_p50_s=percentile(waits, 0.5),
-        ttft_p95_s=percentile(waits, 0.95),
         tpot_p50_s=percentile(paces, 0.5),
-        tpot_p95_s=percentile(paces, 0.95),
     )
 
 

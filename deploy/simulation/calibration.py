@@ -1,6 +1,6 @@
 """An engine's model from a measured run: that with which the simulator repeats what was measured at one load.
 
-idle users -> a step of one sequence, door, prompts
+idle users -> a step of one sequence, and beyond it and the prompt the way to the engine
 rollouts alone and the cells of one load -> steps of more, and how much longer the way to the engine is then
 """
 
@@ -16,16 +16,10 @@ _Z95 = 1.645
 _ROUNDS = 3
 _SECONDS = 90.0
 """Of each cell, a round."""
-_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0)
-"""Of an idle user's wait beyond one step that computing the prompt may take; the rest is the way to the engine."""
 _ALIKE = 1.25
 """Batches whose sizes are not farther apart share a point."""
 _MOST_MISSED = 1.0
 """Logarithm by which one round moves a point at most."""
-_SEEDS = 6
-"""Of the runs that decide between shares: tails vary."""
-_POINT = 10.0
-"""A point of attainment weighs as much as a tenth of a wait."""
 
 
 def calibrate(
@@ -38,30 +32,27 @@ def calibrate(
     if not any(cell.load == at for cell in cells):
         known = sorted({cell.load for cell in bench.cells.values() if cell.load})
         raise ConfigError(f"--load {at}: not in the run, whose loads are {', '.join(known) or 'none'}")
-    found: list[tuple[float, EngineModel]] = []
-    for number, share in enumerate(_SHARES):
-        model = _first(bench, cells, share)
-        for turn in range(_ROUNDS):
-            model = _closer(bench, cells, model, seconds)
-            progress("calibrating", (number + (turn + 1) / _ROUNDS) / len(_SHARES))
-        model = _with_crowded_door(bench, cells, model, seconds)
-        found.append((_tails_missed(bench, cells, model), model))
-    return min(found, key=lambda pair: pair[0])[1]
+    model = _first(bench, cells)
+    for turn in range(_ROUNDS):
+        model = _closer(bench, cells, model, seconds)
+        progress("calibrating", (turn + 1) / (_ROUNDS + 1))
+    model = _with_crowded_door(bench, cells, model, seconds)
+    progress("calibrating", 1.0)
+    return model
 
 
-def _first(bench: Bench, cells: Sequence[Cell], share: float) -> EngineModel:
+def _first(bench: Bench, cells: Sequence[Cell]) -> EngineModel:
     """From what idle users felt; steps of larger batches are the users' pace at that batch."""
     first_s, token_s = bench.idle.ttft_s.p50, bench.idle.tpot_s.p50
     if first_s is None or token_s is None:
         raise ConfigError("idle: the run has no latencies of users alone, one at a time")
-    beyond_s = max(1e-4, first_s - token_s)
-    door_s = max(1e-4, (1 - share) * beyond_s)
+    door_s = max(1e-4, first_s - token_s - bench.plan.user_prompt * bench.idle.prefill_token_s)
     late_s = (bench.idle.ttft_s.p95 or first_s) - first_s
     pause_s = _mean(cell.pushes.pause_s.p50 for cell in cells)
     arrive_s = _mean(cell.pushes.seconds.p50 for cell in cells) - pause_s
     return EngineModel(
         decode_s=_rising(_points(bench, cells, token_s)),
-        prefill_token_s=share * beyond_s / bench.plan.user_prompt,
+        prefill_token_s=bench.idle.prefill_token_s,
         door_s=door_s,
         door_spread=min(1.0, math.log1p(late_s / door_s) / _Z95),
         drift=min(1.0, math.log((bench.idle.tpot_s.p95 or token_s) / token_s) / _Z95),
@@ -158,24 +149,6 @@ def _with_crowded_door(bench: Bench, cells: Sequence[Cell], model: EngineModel, 
         products += batch * ((cell.ttft_s.p50 or 0.0) - wait_s)
         squares += batch**2
     return model.model_copy(update={"door_sequence_s": max(0.0, products / squares) if squares else 0.0})
-
-
-def _tails_missed(bench: Bench, cells: Sequence[Cell], model: EngineModel) -> float:
-    """How far users' first tokens and their pace are missed: squares of the logarithms of medians and 95th percentiles,
-    and of attainment in points. Pushes make the tail, and prompts are what they cost, those who come at once too; where
-    users wait for rollouts to end, the tail is made of that."""
-    found = 0.0
-    for cell in (cell for cell in cells if cell.requests and cell.arm != "unguarded"):
-        predicted = predict(bench, cell, model, seconds=cell.seconds, seeds=_SEEDS)
-        pairs = (
-            (cell.ttft_s.p50, predicted.ttft_p50_s),
-            (cell.ttft_s.p95, predicted.ttft_p95_s),
-            (cell.tpot_s.p95, predicted.tpot_p95_s),
-        )
-        found += sum(math.log(seen / simulated) ** 2 for seen, simulated in pairs if seen and simulated)
-        if cell.attainment is not None and predicted.attainment is not None:
-            found += (_POINT * (cell.attainment - predicted.attainment)) ** 2
-    return found
 
 
 def _rising(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
