@@ -19,6 +19,10 @@ def positive(text: str) -> int:
     return _between(text, 1, sys.maxsize)
 
 
+def not_negative(text: str) -> int:
+    return _between(text, 0, sys.maxsize)
+
+
 def above_zero(text: str) -> float:
     try:
         number = float(text)

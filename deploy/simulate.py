@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from deploy.config import NightshiftConfig, load
 from deploy.simulation import trace
 from deploy.simulation.bench import read_bench
 from deploy.simulation.calibration import calibrate
+from deploy.simulation.day import TICK_S
 from deploy.simulation.engine_model import EngineModel, read_engine
 from deploy.simulation.outcome import Outcome, Way, beside_users_alone, simulate, users_alone, way_for
 from deploy.simulation.outcome import Progress as Told
@@ -26,12 +28,14 @@ from deploy.simulation.validation import validate, validation_table
 from deploy.simulation.work import Training
 from rollout.errors import ConfigError
 
+_DAY_HOURS = 24.0
 _NO_MODEL = ("--model.path", ".")
 """The settings of a fleet name a model, and nothing here loads it."""
 
 
 def run(args: argparse.Namespace, flags: list[str]) -> int:
     """Print the answer; write what was asked for."""
+    _check(args, flags)
     if args.example_trace:
         return _example(args.peak, args.seed)
     if args.calibrate:
@@ -40,8 +44,8 @@ def run(args: argparse.Namespace, flags: list[str]) -> int:
         return _validate(args.validate, args.load, args.json)
     if args.trace is None:
         raise ConfigError("--trace FILE is missing; --example-trace prints one to begin with")
-    scene, seconds = _scene(args, flags), args.hours * 3600
-    way: Way = way_for(args.replicas, seconds) if args.way is None else args.way
+    scene, seconds = _scene(args, flags), _seconds(args.trace, args.hours)
+    way: Way = way_for(scene.replicas, seconds) if args.way is None else args.way
     with _progress() as told:
         outcome, choices = _answer(scene, args.trace, seconds, way, told, sweep=args.sweep)
     print(table(outcome, scene))
@@ -74,14 +78,37 @@ def _answer(
     return outcome, choices
 
 
+def _check(args: argparse.Namespace, flags: list[str]) -> None:
+    """Before minutes of work: raises ConfigError for settings where none are read, and for files that cannot be
+    written."""
+    if flags and args.trace is None:
+        raise ConfigError(f"{flags[0]}: settings are for --trace FILE; see nightshift simulate --help")
+    outputs = {f"--{name}": getattr(args, name) for name in ("json", "plot", "out")}
+    for flag, file in outputs.items():
+        if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
+            raise ConfigError(f"{flag} {file}: cannot be written")
+
+
+def _seconds(file: Path, hours: float | None) -> float:
+    """That are simulated. Raises ConfigError where the trace begins later, or they are less than a tick."""
+    most = 3600 * (_DAY_HOURS if hours is None else hours)
+    if most < TICK_S:
+        raise ConfigError(f"--hours {hours:g}: {most:g} s are less than the {TICK_S:g} s that loads are averaged over")
+    told = trace.told_s(trace.read(file), most=most, whole_s=TICK_S)
+    return told if hours is None else most
+
+
 def _scene(args: argparse.Namespace, flags: list[str]) -> Scene:
     """Raises ConfigError."""
     config = load([args.settings] if args.settings else [], [*_NO_MODEL, *flags])
     model = read_engine(args.engine) if args.engine else EngineModel()
+    if args.train_step_s is not None and config.train is not None:
+        sampling = config.train.sampling
+        model = model.model_copy(update={"work": model.work.sampled(sampling.n, sampling.max_tokens)})
     return Scene(
         model=model,
         options=config.fleet,
-        replicas=args.replicas,
+        replicas=config.fleet.autoscaling.max_replicas if args.replicas is None else args.replicas,
         training=_training(config, args.train_step_s),
         push_every_s=args.push_every_s,
         promise=config.fleet.slo,

@@ -2,7 +2,7 @@
 
 import argparse
 
-from deploy.arguments import above_zero, path, positive, with_flags
+from deploy.arguments import above_zero, not_negative, path, positive, with_flags
 
 
 def add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -20,8 +20,10 @@ def add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     what.add_argument(
         "--validate", type=path, metavar="BENCH", help="hold the simulator against a run of bench-coserve"
     )
-    parser.add_argument("--replicas", type=positive, default=1, help="the most there are (default 1)")
-    parser.add_argument("--hours", type=above_zero, default=24.0, help="of the trace, from its beginning (default 24)")
+    parser.add_argument("--replicas", type=positive, help="the most there are (default: max_replicas of the settings)")
+    parser.add_argument(
+        "--hours", type=above_zero, help="of the trace, from its beginning (default 24, or to the last of single users)"
+    )
     parser.add_argument(
         "--settings", type=path, metavar="FILE", help="TOML as for serve: fleet.harvest, fleet.slo, ..."
     )
@@ -41,7 +43,7 @@ def add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--out", type=path, metavar="FILE", help="write the engine of --calibrate")
     parser.add_argument("--load", default="50", help="of the run, to calibrate with (default 50)")
     parser.add_argument("--peak", type=above_zero, default=3.0, help="users a second at most, of --example-trace")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=not_negative, default=0)
     with_flags(parser)
     parser.set_defaults(run=_simulate)
 

@@ -26,7 +26,7 @@ from services.user_window import RequestTimes, UserWindow
 _TICK_S = 0.1
 _ASIDE_S = 5.0
 """For samples to leave before new weights: an engine that does not let go of them in this time has another trouble."""
-_FIRST_TOKENS_S = 1.0
+FIRST_TOKENS_S = 1.0
 """After new weights, for users who waited for them. One with a longer prompt shares its steps with rollouts again."""
 _LOOK_S = 0.005
 _SLACK = 0.25
@@ -161,7 +161,7 @@ class SeatKeeper:
     async def _first_tokens(self) -> None:
         now = self._clock()
         with suppress(TimeoutError):
-            async with asyncio.timeout(_FIRST_TOKENS_S):
+            async with asyncio.timeout(FIRST_TOKENS_S):
                 while self._without_token(now):  # noqa: ASYNC110 - the engine tells nobody
                     await asyncio.sleep(_LOOK_S)
 

@@ -1,12 +1,13 @@
 """A large fleet over a day: replicas of one class in a steady state, a tick of ten seconds, groups as amounts."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from deploy.simulation.learner import Learner
-from deploy.simulation.parts import Parts
+from deploy.simulation.parts import Array, Parts
 from deploy.simulation.response import Response
 from deploy.simulation.scaling import Fleet, first_replicas, scaling_of
 from deploy.simulation.scene import Scene
@@ -44,14 +45,15 @@ class _Moment:
 class Day:
     """What came of it, once `run` has returned."""
 
-    def __init__(self, scene: Scene, load: Load, response: Response, *, span_s: float) -> None:
-        """`load` has spans of TICK_S."""
+    def __init__(self, scene: Scene, load: Load, response: Response, *, parts: int) -> None:
+        """`load` has spans of TICK_S; the day is told in at most so many parts, each of whole ones."""
         self._scene = scene
         self._load = load
         self._response = response
         self._fleet = fleet_at_start(scene, load)
         self.learner = Learner(scene.training, scene.model.work)
-        self.parts = Parts(span_s, max(1, round(load.seconds / span_s)))
+        ticks = math.ceil(len(load.rates) / parts)
+        self.parts = Parts(ticks * TICK_S, math.ceil(len(load.rates) / ticks))
         self.users_L = np.zeros(len(response.rates_L))
         """Users by the level of load at which they were served."""
 
@@ -63,7 +65,7 @@ class Day:
             moment = self._moment(rate, self._fleet.follow(figures(self._scene, self._load, before), now))
             tokens = moment.tokens_s * TICK_S
             self.learner.generate(tokens, seats=moment.seats * moment.running, now=now, seconds=TICK_S)
-            self._note(moment, min(self.parts.count - 1, int(now / self.parts.span_s)))
+            self._note(moment, int(now / self.parts.span_s))
             if not number % _SEEN_EVERY:
                 seen(now)
 
@@ -93,7 +95,7 @@ class Day:
         return _Moment(rate, running, held, wanted, seats, tokens_s)
 
     def _note(self, moment: _Moment, part: int) -> None:
-        response, parts, ticks = self._response, self.parts, TICK_S / self.parts.span_s
+        response, parts = self._response, self.parts
         users = moment.rate * TICK_S
         place, weight = response.shares(moment.each)
         self.users_L[place] += (1 - weight) * users
@@ -102,10 +104,14 @@ class Day:
         parts.inside[part] += users * response.at(response.attainment_L, moment.each)
         parts.user_tokens[part] += moment.running * response.at(response.user_tokens_L, moment.each) * TICK_S
         parts.rollout_tokens[part] += moment.tokens_s * TICK_S
-        parts.replicas[part] += ticks * moment.running
-        parts.rollouts[part] += ticks * moment.running * moment.seats
-        parts.held[part] += ticks * moment.running * moment.held
-        parts.limit[part] += ticks * response.at(response.limit_L, moment.each)
+        parts.note(
+            part,
+            TICK_S,
+            replicas=moment.running,
+            rollouts=moment.running * moment.seats,
+            held=moment.running * moment.held,
+            limit=response.at(response.limit_L, moment.each),
+        )
 
 
 def fleet_at_start(scene: Scene, load: Load) -> Fleet:
@@ -119,13 +125,14 @@ def fleet_at_start(scene: Scene, load: Load) -> Fleet:
     )
 
 
-def heaviest(scene: Scene, load: Load) -> float:
-    """The most users a second that a replica meets, as the fleet follows them."""
-    fleet, most = fleet_at_start(scene, load), 0.0
+def rates_met(scene: Scene, load: Load) -> Array:
+    """Users a second that a replica meets, tick by tick, as the fleet follows them."""
+    fleet = fleet_at_start(scene, load)
+    found = []
     for number, rate in enumerate(load.rates):
         running = fleet.follow(figures(scene, load, _Moment(rate, fleet.running)), number * TICK_S)
-        most = max(most, rate / running)
-    return most
+        found.append(rate / running)
+    return np.array(found)
 
 
 def figures(scene: Scene, load: Load, moment: _Moment) -> FleetLoad:

@@ -89,11 +89,11 @@ class Engine:
 
     def _prefill(self, working: Iterable[Sequence]) -> dict[Sequence, int]:
         """Users' prompts first, within the tokens of one step."""
-        budget = self._most_tokens - sum(1 for sequence in working if not sequence.fresh)
+        budget = max(0, self._most_tokens - sum(1 for sequence in working if not sequence.fresh))
         longest = self._most_of_one if self._most_of_one and len(self.running) > 1 else budget
         parts: dict[Sequence, int] = {}
         for sequence in sorted((s for s in working if s.fresh), key=lambda s: not s.user):
-            parts[sequence] = min(sequence.fresh, longest, max(0, budget))
+            parts[sequence] = min(sequence.fresh, longest, budget)
             budget -= parts[sequence]
         return parts
 

@@ -22,6 +22,15 @@ class WorkShape(Settings):
     tokens: tuple[int, int] = (64, 256)
     """Of each sample of a group, the same for all of them."""
 
+    def sampled(self, n: int, max_tokens: int) -> "WorkShape":
+        """Groups of `n` samples, none longer than `max_tokens`.
+
+        >>> WorkShape(tokens=(64, 256)).sampled(16, 128)
+        WorkShape(group=16, prompt_tokens=(64, 256), tokens=(64, 128))
+        """
+        low, high = (min(bound, max_tokens) for bound in self.tokens)
+        return self.model_copy(update={"group": n, "tokens": (low, high)})
+
     @field_validator("prompt_tokens", "tokens")
     @classmethod
     def _ordered(cls, bounds: tuple[int, int]) -> tuple[int, int]:
@@ -65,6 +74,8 @@ class EngineModel(Settings):
     start_s: float = Field(default=60.0, ge=0)
     """Until a new replica serves."""
     work: WorkShape = WorkShape()
+    """What rollouts are like; with a trainer its `train.sampling` says how many samples a group has, and how long they
+    are at most."""
 
     @field_validator("decode_s")
     @classmethod

@@ -133,7 +133,10 @@ class _Live:
         self._next_user()
 
     def _arrive(self, user: Arrival) -> None:
-        """At the emptier of two replicas, as Serve's router chooses."""
+        """At the emptier of two replicas, as Serve's router chooses; the gateway refuses more than it takes at once."""
+        if sum(replica.users for replica in self._replicas) >= self._scene.options.gateway.limits.max_user_requests:
+            self._judged(user.time, inside=False)
+            return
         self._arrived.append(self._now)
         pair = self._source.sample(self._replicas, min(2, len(self._replicas)))
         replica = min(pair, key=lambda one: one.users)
@@ -191,13 +194,16 @@ class _Live:
         """Seats and limits, by the look."""
         if (part := self._part(self._now)) is None:
             return
-        parts, share = self._story.parts, LOOK_S / self._story.parts.span_s
         seats = self._scene.options.engine.max_num_seqs
         limits = [seats if r.keeper.limit is None else r.keeper.limit for r in self._replicas]
-        parts.replicas[part] += share * len(self._replicas)
-        parts.rollouts[part] += share * sum(replica.rollouts for replica in self._replicas)
-        parts.held[part] += share * sum(replica.users for replica in self._replicas)
-        parts.limit[part] += share * sum(limits) / len(limits)
+        self._story.parts.note(
+            part,
+            LOOK_S,
+            replicas=len(self._replicas),
+            rollouts=sum(replica.rollouts for replica in self._replicas),
+            held=sum(replica.users for replica in self._replicas),
+            limit=sum(limits) / len(limits),
+        )
 
     def _push(self) -> None:
         self._story.pushes += 1

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from deploy.simulation.day import TICK_S, Day, fleet_at_start, heaviest
+from deploy.simulation.day import TICK_S, Day, fleet_at_start, rates_met
 from deploy.simulation.live import play
 from deploy.simulation.parts import Parts, ratio_interval
 from deploy.simulation.response import respond, without_rollouts
 from deploy.simulation.scene import Scene
-from deploy.simulation.trace import Line, load_of
+from deploy.simulation.trace import Line, Load, load_of
 from deploy.simulation.users import arrivals
 
 FEW_REPLICAS = 8
@@ -18,6 +18,8 @@ FEW_HOURS = 6.0
 """Replicas x hours; more take longer than a minute or two, and are simulated as a large fleet is."""
 _DAY_S = 86_400.0
 _PARTS = 288
+_RARER = 1.25
+"""Times the trainer's own pace: steps that are so much rarer are simulated again as rare as they are."""
 
 Way = Literal["requests", "replicas"]
 Trace = Callable[[], Iterable[Line]]
@@ -71,12 +73,12 @@ class Outcome:
     @property
     def replicas(self) -> float:
         """On average."""
-        return float(self.parts.replicas.mean())
+        return self.parts.mean("replicas")
 
     @property
     def rollouts(self) -> float:
         """In the seats of a replica, on average."""
-        return float(self.parts.rollouts.mean()) / max(1e-9, self.replicas)
+        return self.parts.mean("rollouts") / max(1e-9, self.replicas)
 
 
 def way_for(replicas: int, seconds: float) -> Way:
@@ -117,21 +119,38 @@ def _by_request(scene: Scene, trace: Trace, seconds: float, progress: Progress) 
     return Outcome("requests", seconds, story.parts, interval, None, story.trained, story.stale, story.pushes)
 
 
-def _by_replica(scene: Scene, trace: Trace, seconds: float, progress: Progress) -> Outcome:
-    load = load_of(trace(), seconds=seconds, span_s=TICK_S, seen=lambda at: progress("trace", at / seconds))
+def _trained_day(scene: Scene, load: Load, step_s: float, progress: Progress) -> Day:
+    """Each step pushes, and begins when its batch is full: how often that is what comes out of the day says."""
+    day = _day(scene, load, step_s, progress)
+    every_s = load.seconds / max(1, day.learner.version)
+    return day if every_s <= _RARER * step_s else _day(scene, load, every_s, progress)
+
+
+def _day(scene: Scene, load: Load, push_every_s: float | None, progress: Progress) -> Day:
     response = respond(
         scene,
-        most=heaviest(scene, load),
+        rates_met(scene, load),
+        push_every_s=push_every_s,
         prompt=round(load.prompt),
         tokens=round(load.tokens),
         seen=lambda share: progress("one replica", share),
     )
-    day = Day(scene, load, response, span_s=max(TICK_S, load.seconds / _PARTS))
+    day = Day(scene, load, response, parts=_PARTS)
     day.run(lambda at: progress("the fleet", at / load.seconds))
-    pushes = day.learner.version if scene.training else int(seconds // scene.push_every_s) if scene.push_every_s else 0
+    return day
+
+
+def _by_replica(scene: Scene, trace: Trace, seconds: float, progress: Progress) -> Outcome:
+    load = load_of(trace(), seconds=seconds, span_s=TICK_S, seen=lambda at: progress("trace", at / seconds))
+    if scene.training is None:
+        day = _day(scene, load, scene.push_every_s, progress)
+        pushes = int(load.seconds // scene.push_every_s) if scene.push_every_s else 0
+    else:
+        day = _trained_day(scene, load, scene.training.step_s, progress)
+        pushes = day.learner.version
     return Outcome(
         "replicas",
-        seconds,
+        load.seconds,
         day.parts,
         day.interval(seed=scene.seed),
         None,

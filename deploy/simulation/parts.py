@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 _RESAMPLES = 500
+_MEANS = ("replicas", "rollouts", "held", "limit")
 
 
 @dataclass(slots=True)
@@ -31,10 +32,25 @@ class Parts:
     """Mean number of users in the replicas."""
     limit: Array = field(init=False)
     """Mean of the guards' limits, a replica; the seats where there is no guard."""
+    noted_s: Array = field(init=False)
+    """Seconds that these means are of: fewer in a last part that is cut short."""
 
     def __post_init__(self) -> None:
-        for name in ("users", "inside", "user_tokens", "rollout_tokens", "replicas", "rollouts", "held", "limit"):
+        for name in ("users", "inside", "user_tokens", "rollout_tokens", "noted_s", *_MEANS):
             setattr(self, name, np.zeros(self.count))
+
+    def note(self, part: int, seconds: float, **values: float) -> None:
+        """Each of the means had this value for so many seconds of a part."""
+        self.noted_s[part] += seconds
+        share = seconds / self.noted_s[part]
+        for name in _MEANS:
+            mean: Array = getattr(self, name)
+            mean[part] += share * (values[name] - mean[part])
+
+    def mean(self, name: str) -> float:
+        """Of one of them over all parts; 0 where nothing was noted."""
+        total = float(self.noted_s.sum())
+        return float((getattr(self, name) * self.noted_s).sum()) / total if total else 0.0
 
     @property
     def attainment(self) -> float | None:

@@ -23,7 +23,7 @@ def draw(path: Path, outcome: Outcome, scene: Scene) -> None:
     _seats(axes[0][1], hours, outcome, scene)
     _harvest(axes[1][0], hours, outcome)
     _attainment(axes[1][1], hours, outcome)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    figure.savefig(path, dpi=110, format="png", metadata={"Software": None})
     pyplot.close(figure)
 
 

@@ -15,7 +15,7 @@ from deploy.simulation.felt import Felt, Unanswered
 from deploy.simulation.work import Rollout, Task, Work
 from services.config import FleetOptions
 from services.idle_speed import slowed_by_company
-from services.seat_keeper import SeatKeeper
+from services.seat_keeper import FIRST_TOKENS_S, SeatKeeper
 from services.seats import Ticket
 from services.step_log import StepLog
 from services.user_window import RequestTimes
@@ -127,6 +127,8 @@ class Replica:
         self._model = model
         self._still_until = 0.0
         self._pushes, self._arrives_until = 0, math.inf
+        self._version = self._coming = work.version
+        self._more_to_come = False
         self._waiting: deque[_User] = deque()
         self._users: dict[Sequence, _User] = {}
         self._sitting: dict[Sequence, _Sitting] = {}
@@ -185,9 +187,15 @@ class Replica:
         self._go_on()
 
     def push(self) -> None:
-        """New weights are on their way; they go in when they are here and the step that runs then has ended."""
-        self._arrives_until = self._clock() + self._model.arrive_s
-        self._go_on()
+        """There are new weights. They go in when they are here and the step that runs then has ended; where others are
+        on their way, those go in first."""
+        self._more_to_come = self._arriving
+        if not self._arriving:
+            self._receive()
+            self._go_on()
+
+    def _receive(self) -> None:
+        self._coming, self._arrives_until = self._work.version, self._clock() + self._model.arrive_s
 
     def stop(self) -> None:
         """No rollout from now on; all are given back."""
@@ -231,7 +239,10 @@ class Replica:
         self.engine.begin(self._clock(), slowness=self._model.arrive_slowness if self._arriving else 1.0)
 
     def _load(self) -> None:
-        self._arrives_until = math.inf
+        self._arrives_until, self._version = math.inf, self._coming
+        if self._more_to_come:
+            self._more_to_come = False
+            self._receive()
         if self._recomputes:
             self._step_aside()
         self._pushes += 1
@@ -269,9 +280,12 @@ class Replica:
 
     @property
     def _users_waited(self) -> bool:
-        """Whether users who came before a load was over have no token yet; rollouts that stepped aside wait for it."""
-        return self._recomputes and any(
-            user.first_at is None and user.arrived_at <= self._still_until for user in self._users.values()
+        """Whether users who came before a load was over have no token yet; rollouts that stepped aside wait for it, but
+        not for long."""
+        return (
+            self._recomputes
+            and self._clock() < self._still_until + FIRST_TOKENS_S
+            and any(user.first_at is None and user.arrived_at <= self._still_until for user in self._users.values())
         )
 
     def _lease(self) -> None:
@@ -349,7 +363,7 @@ class Replica:
         rollout.kept += 1
         rollout.left -= 1
         if rollout.version is None:
-            rollout.version = self._work.version
+            rollout.version = self._version
         if sequence.made == 1:
             self.keeper.seats.started(sitting.ticket)
         if not rollout.left:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from deploy.simulation.engine_model import WorkShape
 from deploy.simulation.outcome import Outcome
 from deploy.simulation.scene import Scene
 from deploy.simulation.sweep import MARGIN, Choice, best
@@ -25,6 +26,7 @@ def table(outcome: Outcome, scene: Scene) -> str:
         ("users alone", _percent(outcome.attainment_alone)),
         ("groups trained, stale", f"{outcome.trained}, {outcome.stale}" if scene.training else "no trainer"),
         ("pushes", str(outcome.pushes)),
+        ("rollouts", _work(scene.model.work)),
         ("simulated", "request by request" if outcome.way == "requests" else "one replica at each load"),
     ]
     width = max(len(name) for name, _ in rows)
@@ -101,6 +103,17 @@ def _attainment(outcome: Outcome) -> str:
 
 def _percent(share: float | None) -> str:
     return "no users" if share is None else f"{100 * share:.2f} %"
+
+
+def _work(work: WorkShape) -> str:
+    """
+    >>> _work(WorkShape(group=4, prompt_tokens=(16, 16), tokens=(64, 256)))
+    'groups of 4, prompts of 16 tokens, answers of 64 to 256'
+    """
+    prompt, answer = (
+        str(low) if low == high else f"{low} to {high}" for low, high in (work.prompt_tokens, work.tokens)
+    )
+    return f"groups of {work.group}, prompts of {prompt} tokens, answers of {answer}"
 
 
 def _count(number: float) -> str:

@@ -4,6 +4,7 @@ A guard settles within seconds and a day's load moves within minutes, so at any 
 what one does in a steady state at its share of the users.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,10 +16,18 @@ from deploy.simulation.parts import Array
 from deploy.simulation.scene import Scene
 from services.config import AutoscalingConfig, FleetOptions
 
-_WARM_S, _SECONDS, _MOST_SECONDS = 30.0, 240.0, 960.0
+_WARM_S, _SHORTEST_S, _SECONDS, _MOST_SECONDS = 30.0, 60.0, 240.0, 960.0
+_STEPS = 5500.0
+"""Of a full batch: an engine whose steps are short has met as much in less time than `_SECONDS`."""
 _FEWEST_USERS = 150.0
-"""Of a level, as far as _MOST_SECONDS brings them: fewer say little of attainment."""
-_LEVELS, _PARTS = 10, 24
+"""Of a level: fewer say little of attainment. So rare that _MOST_SECONDS do not bring them, users hardly meet."""
+_EVEN, _SHARES = 6, (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Levels: so many from no users to the most, and one at each of these shares of all users."""
+_APART = 0.03
+"""Of the highest: levels that are nearer to each other are one."""
+_OVERLOAD = 1.5
+"""Times what a replica serves with all its seats: no higher level is simulated, for there users wait ever longer."""
+_PARTS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,7 @@ class Response:
     harvest_L: Array
     """Of rollouts, tokens."""
     attainment_L: Array
-    """1 where nobody came."""
+    """Without users that of the lowest level that has some."""
 
     def attainment(self, parts_LP: npt.NDArray[np.int64]) -> Array:
         """Of each level, from these of its parts alone."""
@@ -62,33 +71,63 @@ class Response:
 
 def respond(
     scene: Scene,
+    met: Array,
     *,
-    most: float,
+    push_every_s: float | None,
     prompt: int,
     tokens: int,
     seen: Callable[[float], None],
 ) -> Response:
-    """Of one replica from no users to `most` a second; `seen` hears the share that is done."""
-    alone = one_replica(scene)
-    rates = np.linspace(0.0, max(most, 1e-3), _LEVELS)
+    """Of one replica at levels of load from no users to the most of those that it `met`, users a second; `seen` hears
+    the share that is done."""
+    alone = one_replica(scene, push_every_s)
+    rates = levels(met, most=_OVERLOAD * _served_s(scene, tokens))
     stories: list[Story] = []
     for number, rate in enumerate(map(float, rates)):
-        seconds = _seconds(rate)
+        seconds = _seconds(alone, rate)
         users = constant(rate, seconds=_WARM_S + seconds, prompt=prompt, tokens=tokens, seed=scene.seed + number)
         stories.append(play(alone, users, seconds=seconds, span_s=seconds / _PARTS, warm_s=_WARM_S))
-        seen((number + 1) / _LEVELS)
+        seen((number + 1) / len(rates))
     return _response(rates, stories)
 
 
-def _seconds(rate: float) -> float:
-    return min(_MOST_SECONDS, max(_SECONDS, _FEWEST_USERS / rate)) if rate else _SECONDS
+def levels(met: Array, *, most: float) -> Array:
+    """Where a replica is simulated: evenly up to what it met, at `most`, and denser where most users are.
+
+    >>> levels(np.array([0.0, 1.0, 1.0, 1.0, 8.0]), most=6.0)
+    array([0. , 1. , 1.2, 2.4, 3.6, 4.8, 6. ])
+    """
+    least = _FEWEST_USERS / _MOST_SECONDS
+    capped = np.sort(np.minimum(met, most))
+    top = max(least, float(capped[-1]))
+    below = np.cumsum(capped)  # users at up to each of these rates
+    dense = capped[np.searchsorted(below, np.array(_SHARES) * below[-1])]
+    found = [0.0, top]
+    for rate in (*np.linspace(0.0, top, _EVEN), *dense):
+        if rate >= least and min(abs(rate - other) for other in found) > _APART * top:
+            found.append(float(rate))
+    return np.array(sorted(found))
 
 
-def one_replica(scene: Scene) -> Scene:
+def _served_s(scene: Scene, tokens: int) -> float:
+    """Users a second that keep all seats of a replica busy."""
+    speed = scene.model.idle_speed(scene.options.engine.max_num_seqs)
+    return speed.capacity / speed.service_s(tokens)
+
+
+def _seconds(alone: Scene, rate: float) -> float:
+    """Whole multiples of the time between two pushes, as long as that is no longer than the longest."""
+    full_s = alone.model.step_s(alone.options.engine.max_num_seqs)
+    shortest = min(_SECONDS, max(_SHORTEST_S, _STEPS * full_s))
+    seconds = min(_MOST_SECONDS, max(shortest, _FEWEST_USERS / rate)) if rate else shortest
+    every_s = alone.push_every_s
+    return seconds if every_s is None or every_s > _MOST_SECONDS else every_s * math.ceil(seconds / every_s)
+
+
+def one_replica(scene: Scene, push_every_s: float | None) -> Scene:
     """The same engine and settings alone; without a trainer, whose gate is the fleet's, but with its pushes."""
     options = scene.options.model_copy(update={"autoscaling": AutoscalingConfig()})
-    every_s = scene.push_every_s if scene.training is None else scene.training.step_s
-    return replace(scene, options=options, replicas=1, training=None, push_every_s=every_s)
+    return replace(scene, options=options, replicas=1, training=None, push_every_s=push_every_s)
 
 
 def without_rollouts(options: FleetOptions) -> FleetOptions:
@@ -103,14 +142,16 @@ def without_rollouts(options: FleetOptions) -> FleetOptions:
 
 def _response(rates: Array, stories: Sequence[Story]) -> Response:
     parts = [story.parts for story in stories]
+    came = [part for part in parts if part.attainment is not None]
+    felt = [part if part.attainment is not None else (came or parts)[0] for part in parts]
     return Response(
         rates_L=rates,
-        users_LP=np.array([p.users / p.span_s for p in parts]),
-        inside_LP=np.array([p.inside / p.span_s for p in parts]),
+        users_LP=np.array([p.users / p.span_s for p in felt]),
+        inside_LP=np.array([p.inside / p.span_s for p in felt]),
         harvest_L=np.array([p.harvest_s for p in parts]),
-        attainment_L=np.array([1.0 if p.attainment is None else p.attainment for p in parts]),
+        attainment_L=np.array([1.0 if p.attainment is None else p.attainment for p in felt]),
         user_tokens_L=np.array([(p.user_tokens / p.span_s).mean() for p in parts]),
-        held_L=np.array([p.held.mean() for p in parts]),
-        rollouts_L=np.array([p.rollouts.mean() for p in parts]),
-        limit_L=np.array([p.limit.mean() for p in parts]),
+        held_L=np.array([p.mean("held") for p in parts]),
+        rollouts_L=np.array([p.mean("rollouts") for p in parts]),
+        limit_L=np.array([p.mean("limit") for p in parts]),
     )

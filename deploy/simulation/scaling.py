@@ -2,20 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
+from rollout.errors import ConfigError
 from services.autoscaling.budget import RolloutBudget
 from services.autoscaling.decision import Scaling, Wanted, begin, decide
 from services.autoscaling.demand import FleetLoad
 from services.autoscaling.windows import window
 from services.config import AutoscalingConfig
 
+_FIRST_DAY = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+"""Unix seconds; a Thursday in winter. Offsets of time zones were others when Unix time began."""
+
 
 def scaling_of(config: AutoscalingConfig, replicas: int) -> Scaling:
-    """For at most `replicas`; settings of a fixed size (`min_replicas` = `max_replicas`) keep all of them."""
+    """For at most `replicas`; settings of a fixed size (`min_replicas` = `max_replicas`) keep all of them. Raises
+    ConfigError where others have fewer than their least."""
     fixed = config.min_replicas == config.max_replicas
+    if not fixed and replicas < config.min_replicas:
+        raise ConfigError(f"--replicas {replicas} is below fleet.autoscaling.min_replicas={config.min_replicas}")
     budget = config.rollout_budget
     return Scaling(
-        min_replicas=replicas if fixed else min(config.min_replicas, replicas),
+        min_replicas=replicas if fixed else config.min_replicas,
         max_replicas=replicas,
         target_utilisation=config.target_utilisation,
         hysteresis=config.hysteresis,
@@ -34,7 +42,7 @@ def scaling_of(config: AutoscalingConfig, replicas: int) -> Scaling:
 
 @dataclass(slots=True)
 class Fleet:
-    """Replicas that run, and those that start; times are seconds from midnight UTC."""
+    """Replicas that run, and those that start; times are seconds from a midnight, UTC."""
 
     scaling: Scaling
     start_s: float
@@ -47,7 +55,7 @@ class Fleet:
         """One decision; returns how many run now. Starts that are not needed any more are given up first."""
         self.running += sum(at <= now for at in self.starting)
         self.starting = [at for at in self.starting if at > now]
-        self._wanted = decide(self._wanted or begin(self.running), load, now, self.scaling)
+        self._wanted = decide(self._wanted or begin(self.running), load, _FIRST_DAY + now, self.scaling)
         missing = self._wanted.total - self.running - len(self.starting)
         if missing > 0:
             self.starting += [now + self.start_s] * missing

@@ -17,6 +17,10 @@ from typing import Any
 from rollout.errors import ConfigError
 
 _MOST_TOKENS = 10_000_000
+_MOST_RATE = 1e9
+_OTHER_RATES = {"rps", "qps", "requests_per_second", "users_s", "rate_per_s"}
+"""Names that a rate may have elsewhere: unheeded, each line would be one user."""
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,9 @@ def read(path: Path) -> Iterator[Line]:
     """All lines of a file are of one kind. Raises ConfigError that names file, line and what is wrong with it."""
     reader = _csv if path.suffix.lower() == ".csv" else _jsonl
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: no regular file, and it is read several times; write the trace to one")
+        with path.open(encoding="utf-8-sig", newline="") as file:
             yield from _checked(reader(file, path), path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
@@ -64,7 +70,7 @@ def _checked(rows: Iterator[tuple[int, Mapping[str, Any]]], path: Path) -> Itera
                 raise ValueError("rates and single arrivals in one trace")
             if before is not None and line.time < before.time:
                 raise ValueError(f"time={line.time:g} after {before.time:g}")
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise ConfigError(f"{path}:{number}: {error}") from error
         before = line
         yield line
@@ -103,7 +109,9 @@ def _line(row: Mapping[str, Any]) -> Line:
     time = _number(row, "time", least=0)
     if "rate" in row:
         sizes = (_number(row, name, least=1, most=_MOST_TOKENS) for name in ("prompt_tokens", "output_tokens"))
-        return RatePoint(time, _number(row, "rate", least=0), *sizes)
+        return RatePoint(time, _number(row, "rate", least=0, most=_MOST_RATE), *sizes)
+    if other := next((name for name in row if name.lower() == "rate" or name.lower() in _OTHER_RATES), None):
+        raise ValueError(f"{other} is not known; users a second are called rate")
     whole = (round(_number(row, name, least=1, most=_MOST_TOKENS)) for name in ("prompt_tokens", "output_tokens"))
     return Arrival(time, *whole)
 
@@ -113,13 +121,29 @@ def _number(row: Mapping[str, Any], name: str, *, least: float, most: float = ma
         raise ValueError(f"{name} is missing; the line has {', '.join(map(str, row)) or 'nothing'}")
     try:
         value = float(row[name])
-    except (TypeError, ValueError):
-        raise ValueError(f"{name}={row[name]!r} is no number") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name}={str(row[name])[:40]!r} is no number") from None
     if isinstance(row[name], bool) or not math.isfinite(value) or not least <= value <= most:
         raise ValueError(
             f"{name}={row[name]!r} is not at least {least:g}" + (f" and at most {most:g}" * (most < math.inf))
         )
     return value
+
+
+def told_s(lines: Iterable[Line], *, most: float, whole_s: float) -> float:
+    """Seconds that a trace tells of, at most `most`: the last rate holds on, single users end with the last of them, up
+    to a multiple of `whole_s`. Raises ConfigError where the first line comes later."""
+    last: Line | None = None
+    for line in lines:
+        if last is None and line.time >= most:
+            raise ConfigError(
+                f"the trace begins at time={line.time:g}, and {most / 3600:g} hours are simulated; time is seconds from"
+                " the trace's beginning, so take the first from all of them, or raise --hours"
+            )
+        if line.time >= most or isinstance(line, RatePoint):
+            return most
+        last = line
+    return most if last is None else min(most, whole_s * (1 + last.time // whole_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +168,7 @@ class Load:
 
 def load_of(lines: Iterable[Line], *, seconds: float, span_s: float, seen: Callable[[float], None]) -> Load:
     """Add a trace up, up to `seconds`; `seen` hears how far it is. A rate's last point holds to the end."""
-    counts = [0.0] * math.ceil(seconds / span_s)
+    counts = [0.0] * max(1, math.ceil(seconds / span_s - _ROUNDING))
     prompt = tokens = 0.0
     for start, stop, line in _spans(lines, seconds):
         seen(min(stop, seconds))
@@ -173,7 +197,7 @@ def _spans(lines: Iterable[Line], seconds: float) -> Iterator[tuple[float, float
 
 
 def _spread(counts: list[float], span_s: float, start: float, stop: float, users: float) -> None:
-    place = int(start / span_s)
+    place = min(int(start / span_s), len(counts) - 1)
     if stop <= start:
         counts[place] += users
         return

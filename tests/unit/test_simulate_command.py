@@ -55,6 +55,12 @@ def test_settings_are_flags_too(files: Path, capsys: pytest.CaptureFixture[str])
         (["--train-step-s", "5"], ["--train-step-s 5", "[train]"]),
         (["--engine", "/nowhere.json"], ["/nowhere.json", "No such file"]),
         (["--replicas", "0"], ["--replicas", "0 is not between 1"]),
+        (["--seed", "-1"], ["--seed", "-1 is not between 0"]),
+        (["--hours", "0.001"], ["--hours 0.001", "10 s"]),
+        (["--json", "/nowhere/day.json"], ["--json /nowhere/day.json: cannot be written"]),
+        (["--plot", "/"], ["--plot /: cannot be written"]),
+        (["--fleet.engine.max_num_batched_tokens", "16", "--fleet.engine.max_num_seqs", "64"], ["=16", "=64"]),
+        (["--fleet.engine.max_num_seqs", "4096"], ["batched_tokens of the engine file=2048", "max_num_seqs=4096"]),
         (["--hours", "-1"], ["--hours", "'-1' is not above 0"]),
         (["--calibrate", "x.json"], ["--calibrate", "not allowed with"]),
     ],
@@ -66,6 +72,45 @@ def test_what_is_wrong_is_named(
     outcome = run(capsys, *arguments(files, *more))
     assert outcome.code == cli.USAGE
     assert all(word in outcome.stderr for word in words)
+
+
+def test_settings_without_a_trace_are_refused(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = run(capsys, "simulate", "--calibrate", str(files / "bench.json"), "--laod", "80")
+    assert outcome.code == cli.USAGE
+    assert "--laod: settings are for --trace FILE" in outcome.stderr
+
+
+def test_the_settings_say_how_many_replicas_there_are(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scaling = ("--fleet.autoscaling.min_replicas", "2", "--fleet.autoscaling.max_replicas", "2")
+    assert cli.run(arguments(files, *scaling)) == cli.OK
+    assert "2 on average, at most 2" in capsys.readouterr().out
+
+
+def test_rollouts_are_those_of_the_trainer(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (files / "prompts.jsonl").write_text('{"prompt": "one"}\n')
+    train = (files / "fleet.toml").read_text() + (
+        "[rewards.functions.mine]\nfunction = 'builtins:len'\n"
+        f"[train.prompts]\ntrain = '{files}/prompts.jsonl'\n[train.reward]\nname = 'mine'\n"
+        "[train.sampling]\nn = 4\nmax_tokens = 96\n"
+    )
+    (files / "fleet.toml").write_text(train)
+    assert cli.run(arguments(files, "--train-step-s", "5")) == cli.OK
+    assert "groups of 4, prompts of 64 to 256 tokens, answers of 64 to 96" in capsys.readouterr().out
+
+
+def test_a_trace_of_single_users_is_over_with_the_last(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    users = [{"time": 2.0 * number, "prompt_tokens": 40, "output_tokens": 20} for number in range(30)]
+    (files / "users.jsonl").write_text("".join(json.dumps(user) + "\n" for user in users))
+    settings = ["--trace", str(files / "users.jsonl"), "--settings", str(files / "fleet.toml")]
+    assert cli.run(["simulate", *settings]) == cli.OK
+    assert "30 in 0.01667 h" in capsys.readouterr().out
+
+
+def test_times_of_a_clock_are_refused(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (files / "users.csv").write_text("time,prompt_tokens,output_tokens\n1767225600,40,20\n")
+    outcome = run(capsys, *arguments(files))
+    assert outcome.code == cli.USAGE
+    assert "the trace begins at time=1.76723e+09, and 0.03 hours are simulated" in outcome.stderr
 
 
 def test_a_bad_line_of_the_trace_is_named(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

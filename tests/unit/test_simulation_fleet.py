@@ -12,11 +12,12 @@ from deploy.simulation.engine_model import EngineModel
 from deploy.simulation.learner import Learner
 from deploy.simulation.outcome import Outcome, beside_users_alone, simulate, users_alone, way_for
 from deploy.simulation.report import as_json, sweep_table, table
-from deploy.simulation.response import Response
+from deploy.simulation.response import Response, levels
 from deploy.simulation.scene import Scene
 from deploy.simulation.sweep import best, choice, variants
 from deploy.simulation.trace import Load, RatePoint
 from deploy.simulation.work import Training
+from rollout.errors import ConfigError
 from services.config import FleetOptions
 from services.slo import SloConfig
 from trainer.config import StalenessConfig
@@ -43,7 +44,7 @@ def scene(replicas: int = 1000, training: Training | None = None, **options: Any
 
 def day(one: Scene, *rates: float, ticks: int = 60) -> Day:
     load = Load(TICK_S, tuple(rate for rate in rates for _ in range(ticks)), 100, 100)
-    found = Day(one, load, RESPONSE, span_s=load.seconds / 10)
+    found = Day(one, load, RESPONSE, parts=10)
     found.run(lambda _: None)
     return found
 
@@ -120,6 +121,68 @@ def test_a_small_fleet_begins_with_as_many_replicas_as_a_large_one_would() -> No
     assert 1 < needed < 8
     found = simulate(one, lambda: lines, seconds=20.0, way="requests", progress=lambda *_: None)
     assert found.parts.replicas[0] == pytest.approx(needed, rel=0.02)  # a start would take longer
+
+
+def test_no_level_is_far_beyond_what_a_replica_serves_and_most_are_where_users_are() -> None:
+    usual, spike = np.full(8640, 1.0), np.full(1, 1500.0)
+    rates = levels(np.concatenate([usual, spike]), most=6.0)
+    assert rates[0] == 0.0
+    assert rates[-1] == 6.0
+    assert min(abs(rates - 1.0)) < 0.01
+    assert len(levels(np.zeros(9), most=6.0)) == 2
+
+
+def test_rare_users_are_as_well_off_as_those_of_the_lowest_level_that_has_some() -> None:
+    one = scene(1000)
+    found = simulate(one, lambda: [RatePoint(0, 0.5, 64, 48)], seconds=60.0, way="replicas", progress=lambda *_: None)
+    assert found.users == 30
+    assert found.attainment is not None
+    assert found.attainment_interval is not None
+    assert found.attainment_interval[0] < found.attainment_interval[1] or found.attainment == 1.0
+
+
+def test_means_of_a_part_that_is_cut_short_are_of_what_there_was() -> None:
+    ticks = 289 * 2 - 1
+    load = Load(TICK_S, (0.0,) * ticks, 100, 100)
+    found = Day(scene(7), load, RESPONSE, parts=288)
+    found.run(lambda _: None)
+    assert found.parts.span_s == 3 * TICK_S
+    assert found.parts.replicas == pytest.approx(np.full(193, 7.0))
+    assert found.parts.noted_s.sum() == pytest.approx(load.seconds)
+
+
+def test_a_trainer_that_waits_for_its_batches_pushes_as_rarely_as_it_steps() -> None:
+    training = Training(step_s=1.0, batch_groups=64, staleness=StalenessConfig(eta=1))
+    found = simulate(
+        scene(2, training),
+        lambda: [RatePoint(0, 0.5, 64, 48)],
+        seconds=3600.0,
+        way="replicas",
+        progress=lambda *_: None,
+    )
+    by_request = simulate(
+        scene(2, training),
+        lambda: [RatePoint(0, 0.5, 64, 48)],
+        seconds=600.0,
+        way="requests",
+        progress=lambda *_: None,
+    )
+    assert found.pushes == pytest.approx(6 * by_request.pushes, rel=0.25)
+    assert found.tokens_per_day == pytest.approx(by_request.tokens_per_day, rel=0.15)
+
+
+def test_budget_windows_are_by_the_clocks_of_today() -> None:
+    budget = {"windows": ["00:00-01:00"], "time_zone": "Europe/London", "extra_replicas": 3}
+    one = scene(
+        4, autoscaling={"min_replicas": 1, "max_replicas": 4, "rollout_budget": budget, "downscale_delay_s": 60}
+    )
+    assert day(one, 0.0, ticks=60).parts.replicas.max() == pytest.approx(4)  # in 1970 London's clock was an hour ahead
+
+
+def test_fewer_replicas_than_the_settings_least_are_refused() -> None:
+    one = scene(2, autoscaling={"min_replicas": 4, "max_replicas": 16})
+    with pytest.raises(ConfigError, match=r"--replicas 2 is below fleet.autoscaling.min_replicas=4"):
+        day(one, 0.0)
 
 
 def test_the_same_seed_writes_the_same_figures() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deploy.simulation.engine import Engine, Sequence
 from deploy.simulation.engine_model import EngineModel
 from deploy.simulation.felt import Felt
 from deploy.simulation.live import Story, constant, play
@@ -217,6 +218,49 @@ def test_while_new_weights_arrive_steps_take_longer_and_then_generation_stands_s
         assert bench.now == pytest.approx(began + 0.25)
 
     asyncio.run(inside())
+
+
+def test_weights_that_come_while_others_arrive_go_in_after_those() -> None:
+    async def inside() -> None:
+        model = MODEL.model_copy(update={"arrive_s": 2.0, "pause_s": 0.25})
+        bench = Bench(replace(scene(guard=False), model=model, training=TRAINING))
+        bench.replica.look()
+        seen: list[int] = []
+        for number in range(7):  # one a second
+            bench.work.version = number + 1
+            bench.replica.push()
+            until = bench.now + 1.0
+            while bench.now < until:
+                bench.step()
+            seen.append(bench.replica._version)
+        assert seen[0] == 0
+        assert seen[2] == 1
+        assert seen[-1] > 1
+        assert seen == sorted(seen)
+
+    asyncio.run(inside())
+
+
+def test_a_step_with_a_token_for_each_sequence_computes_no_prompt() -> None:
+    engine = Engine(MODEL, most_tokens=3, seed=0)
+    decoding = [Sequence(10, 5, 0, user=False) for _ in range(3)]
+    late = Sequence(20, 5, 20, user=True)
+    engine.running = [*decoding, late]
+    engine.begin(0.0)
+    assert {sequence for sequence, _ in engine.end()} == set(decoding)
+    assert late.fresh == 20
+
+
+def test_more_users_than_the_gateway_takes_are_refused_and_so_outside() -> None:
+    options = FleetOptions.model_validate(
+        {"engine": {"max_num_seqs": SEATS}, "gateway": {"limits": {"max_user_requests": 12}}}
+    )
+    one = replace(scene(guard=False), options=options)
+    story = told(one, 200.0, seconds=20.0)
+    assert story.parts.users.sum() == pytest.approx(200 * 20, rel=0.1)
+    assert story.parts.held.max() <= 12
+    assert story.parts.attainment is not None
+    assert story.parts.attainment < 0.3
 
 
 def test_steps_that_pushes_make_longer_cost_tokens() -> None:

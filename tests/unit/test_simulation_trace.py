@@ -1,5 +1,6 @@
 """Traces: what is read, what is refused with its line, and the users that come of it."""
 
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.simulation.trace import Arrival, RatePoint, load_of, read
+from deploy.simulation.trace import Arrival, RatePoint, load_of, read, told_s
 from deploy.simulation.users import arrivals, day_curve
 from rollout.errors import ConfigError
 
@@ -48,6 +49,10 @@ def test_both_formats_and_both_kinds_are_read(tmp_path: Path) -> None:
         ("a.csv", "time,prompt_tokens,output_tokens\n1,2," + "3" * 200_000, "a.csv:2: not CSV: field larger than"),
         ("a.csv", "time," + "x" * 200_000 + "\n", "a.csv:1: not CSV: field larger than"),
         ("a.jsonl", "", "no line in it"),
+        ("a.jsonl", RATE.replace("2,", "1" * 400 + ","), "a.jsonl:1: rate='1111"),
+        ("a.jsonl", RATE.replace("2,", "1e12,"), "a.jsonl:1: rate=1000000000000.0 is not at least 0 and at most 1e+09"),
+        ("a.jsonl", RATE.replace("rate", "Rate"), "a.jsonl:1: Rate is not known; users a second are called rate"),
+        ("a.csv", "time,rps,prompt_tokens,output_tokens\n0,2,3,4\n", "a.csv:2: rps is not known"),
     ],
 )
 def test_a_bad_line_is_refused_with_its_number(tmp_path: Path, name: str, text: str, words: str) -> None:
@@ -55,6 +60,28 @@ def test_a_bad_line_is_refused_with_its_number(tmp_path: Path, name: str, text: 
     with pytest.raises(ConfigError) as refused:
         list(read(tmp_path / name))
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_a_mark_of_the_byte_order_is_no_part_of_the_first_name(tmp_path: Path, name: str) -> None:
+    text = USER if name == "a.jsonl" else "time,prompt_tokens,output_tokens\n1.5,7,9\n"
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert list(read(tmp_path / name)) == [Arrival(1.5, 7, 9)]
+
+
+def test_what_can_be_read_once_only_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.jsonl")
+    with pytest.raises(ConfigError, match="no regular file"):
+        list(read(tmp_path / "a.jsonl"))
+
+
+def test_single_users_end_with_the_last_and_rates_hold_on() -> None:
+    users = [Arrival(time, 7, 9) for time in (0.0, 3.0, 41.0)]
+    assert told_s(users, most=600.0, whole_s=10.0) == 50.0
+    assert told_s(users, most=30.0, whole_s=10.0) == 30.0
+    assert told_s([RatePoint(0, 1, 7, 9)], most=600.0, whole_s=10.0) == 600.0
+    with pytest.raises(ConfigError, match=r"begins at time=3, and 0.0005\d* hours"):
+        told_s(users[1:], most=2.0, whole_s=10.0)
 
 
 def test_lines_are_read_one_at_a_time(tmp_path: Path) -> None:
