@@ -33,7 +33,7 @@ class DayProfile:
         self._sum, self._count = 0.0, 0
 
     def add(self, at: float, value: float) -> None:
-        """One observation; times do not go back."""
+        """One observation."""
         number = math.floor(at / self._part_s)
         if number != self._number:
             self._close()
@@ -70,7 +70,10 @@ class DayProfile:
 
 
 class Forecast:
-    """Of user requests in flight over the whole fleet; fed at a steady pace."""
+    """Of user requests in flight over the whole fleet; fed at a steady pace.
+
+    `now` is a clock that does not go back, seconds; `wall` is Unix seconds, which say what time of the day it is.
+    """
 
     def __init__(self, *, window_s: float = 60.0) -> None:
         """`window_s`: the trend is between the last such stretch and the one before it."""
@@ -78,29 +81,29 @@ class Forecast:
         self._seen: deque[tuple[float, float]] = deque()
         self._day = DayProfile()
 
-    def observe(self, at: float, in_flight: float) -> None:
-        """Requests in flight at a time, Unix seconds; times do not go back."""
-        self._seen.append((at, in_flight))
-        while self._seen[0][0] <= at - 2 * self._window_s:
+    def observe(self, now: float, in_flight: float, *, wall: float) -> None:
+        """Requests in flight at this moment."""
+        self._seen.append((now, in_flight))
+        while self._seen[0][0] <= now - 2 * self._window_s:
             self._seen.popleft()
-        self._day.add(at, in_flight)
+        self._day.add(wall, in_flight)
 
-    def demand(self, at: float, horizon_s: float) -> float:
+    def demand(self, now: float, horizon_s: float, *, wall: float) -> float:
         """The most that is to be expected until `horizon_s` from now, and never less than there are now."""
         if not self._seen:
             return 0.0
-        middle = at - self._window_s
+        middle = now - self._window_s
         late = [value for seen, value in self._seen if seen > middle]
         early = [value for seen, value in self._seen if seen <= middle]
         level = _mean(late)
         trend = (level - _mean(early)) / self._window_s if early else 0.0
         # an average is that of the middle of its window
         recent = level + max(0.0, trend) * (self._window_s / 2 + horizon_s)
-        return max(self._seen[-1][1], upper(recent), upper(self._day.most(at, at + horizon_s)))
+        return max(self._seen[-1][1], upper(recent), upper(self._day.most(wall, wall + horizon_s)))
 
-    def below_s(self, at: float, limit: float) -> float:
+    def below_s(self, wall: float, limit: float) -> float:
         """Seconds until the days before say that more than `limit` will be in flight."""
-        return self._day.below_s(at, limit)
+        return self._day.below_s(wall, limit)
 
 
 def _mean(values: list[float]) -> float:

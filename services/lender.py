@@ -38,6 +38,10 @@ _SILENT_S = 3.0
 """Replicas send a heartbeat a second."""
 _LEADS = 1 / 3
 """Of a wish's time: whoever leads next still finds the wish."""
+_FULL = 0.9
+"""Share of their seats that rollouts hold in replicas that are lent, before another is."""
+_IDLE_S = 10.0
+"""For so long they may hold fewer: groups end together, and new weights take the seats for a moment."""
 _ABLE = frozenset({ReplicaState.HEALTHY, ReplicaState.STALE})
 
 _log = structlog.get_logger(__name__)
@@ -54,22 +58,25 @@ class Lender:
         wishes: Wishes,
         queue: Callable[[str], RolloutQueue],
         in_flight: Callable[[], int],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        """`in_flight` says how many user requests are being answered."""
+        """`in_flight` says how many user requests are being answered. `clock` does not go back; `wall` is Unix seconds,
+        for the calendar, the time of day and what others read."""
         self._config = config
         self._lending = config.lending
         self._board = board
         self._wishes = wishes
         self._queue = queue
         self._in_flight = in_flight
-        self._clock = clock
+        self._clock, self._wall = clock, wall
         self._holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._zone = ZoneInfo(config.lending.time_zone)
         self._forecast = Forecast()
         self._heard = Heard(_SILENT_S)
         self._meter = Meter(Price(config.lending.tokens_per_s, config.lending.switch_s))
-        self._waiting, self._asked_at = 0, float("-inf")
+        self._waiting, self._asked_at = 0, -math.inf
+        self._full_at = -math.inf
         self._decided_at: dict[str, float] = {}
         self._epoch = 0
         self.decision = Lending()
@@ -89,22 +96,25 @@ class Lender:
 
     async def tick(self) -> None:
         """One look, one decision. Raises StoreUnavailable, and Fenced where another gateway has the lead now."""
-        now = self._clock()
-        self._forecast.observe(now, self._in_flight())
+        now, wall = self._clock(), self._wall()
+        beats = await self._board.replicas(self._config.fleet)
+        silent = self._heard.silent(beats, now)
+        self._forecast.observe(now, max(self._in_flight(), _sequences(beats, silent)), wall=wall)
         epoch = await self._wishes.lead(self._config.fleet, self._holder, ttl_s=self._lending.wish_s * _LEADS)
         if epoch is None:
             return
         if epoch != self._epoch:
             await self._take_over(now)
             self._epoch = epoch
-        beats = await self._board.replicas(self._config.fleet)
-        self._meter.observe(beats)
+        self._meter.observe(beats, now)
         price = self._meter.price(beats)
-        silent = self._heard.silent(beats, now)
-        situation = self._situation(now, beats, silent, price, await self._groups_waiting(now))
+        if not _idle(beats):
+            self._full_at = now
+        waiting = await self._groups_waiting(now) if now - self._full_at <= _IDLE_S else 0
+        situation = self._situation(beats, silent, price, waiting)
         self._forget_gone(beats, now)
         self.decision = decide(self.decision, situation, self._terms(), price, now)
-        self._choose(beats, silent, now, situation)
+        self._choose(beats, silent, situation)
         wish = Wish(epoch, self.lent, dict(self._decided_at))
         await self._wishes.wish(self._config.fleet, wish, ttl_s=self._lending.wish_s)
 
@@ -120,21 +130,20 @@ class Lender:
         if held < self.decision.lent:
             self.decision = Lending(held, changed_at=now)
 
-    def _situation(
-        self, now: float, beats: Sequence[Heartbeat], silent: Collection[str], price: Price, waiting: int
-    ) -> Situation:
-        at, windows = datetime.fromtimestamp(now, self._zone), self._lending.calendar
+    def _situation(self, beats: Sequence[Heartbeat], silent: Collection[str], price: Price, waiting: int) -> Situation:
+        now, wall = self._clock(), self._wall()
+        at, windows = datetime.fromtimestamp(wall, self._zone), self._lending.calendar
         able = _counted(beats, self.lent, silent)
         replicas = len(able)
 
         def lasts_s(count: int) -> float:
             left = (replicas - count) * self._lending.requests_per_replica
-            return min(lending_calendar.lasts_s(windows, at, count), self._forecast.below_s(now, left))
+            return min(lending_calendar.lasts_s(windows, at, count), self._forecast.below_s(wall, left))
 
         return Situation(
             replicas=replicas,
             allowed=lending_calendar.allowed(windows, at),
-            demand=self._forecast.demand(now, price.switch_s),
+            demand=self._forecast.demand(now, price.switch_s, wall=wall),
             lasts_s=lasts_s,
             waiting=waiting,
             absent=sum(beat.replica not in self.lent and not _serves(beat, silent) for beat in able),
@@ -171,20 +180,36 @@ class Lender:
         configured = [Purpose(purpose) for purpose in self._config.harvest.purposes]
         return leasable(configured, run=run, followed=followed, pin=None, replica="", version=0)
 
-    def _choose(self, beats: Sequence[Heartbeat], silent: Collection[str], now: float, situation: Situation) -> None:
-        lent = chosen(beats, self.lent, self.decision.lent, silent)
+    def _choose(self, beats: Sequence[Heartbeat], silent: Collection[str], situation: Situation) -> None:
+        wall = self._wall()
+        serving = {beat.replica for beat in beats if _serves(beat, silent)}
+        # where users would not leave, another may be empty
+        vain = {r for r in self.lent & serving if abs(wall - self._decided_at.get(r, wall)) > self._lending.wish_s}
+        lent = chosen(beats, self.lent - vain, self.decision.lent, silent)
         alive = {beat.replica for beat in beats}
-        changed = dict.fromkeys(lent ^ self.lent, now)
+        changed = dict.fromkeys(lent ^ self.lent, wall)
         self._decided_at = {r: at for r, at in {**self._decided_at, **changed}.items() if r in alive}
         if lent != self.lent:
             _log.info("lending", lent=sorted(lent), demand=situation.demand, allowed=situation.allowed)
         self.lent = lent
 
 
+def _sequences(beats: Sequence[Heartbeat], silent: Collection[str]) -> int:
+    """Of users, in the replicas: a request may have many."""
+    return sum(beat.seats_users for beat in beats if beat.replica not in silent)
+
+
+def _idle(beats: Sequence[Heartbeat]) -> bool:
+    """Whether those that are lent have seats to spare: what is queued then waits for the training gate, not for one."""
+    harvesting = (beat for beat in beats if beat.role is ReplicaRole.ROLLOUT and beat.state is ReplicaState.HEALTHY)
+    lent = [beat for beat in harvesting if beat.pinned is None]  # which leases of one evaluation only
+    return sum(beat.seats_rollouts for beat in lent) < _FULL * sum(beat.seats_total for beat in lent)
+
+
 def chosen(
     beats: Sequence[Heartbeat], lent: Collection[str], count: int, silent: Collection[str] = ()
 ) -> frozenset[str]:
-    """Which `count` replicas are lent: first those that are already, then those that serve the fewest users.
+    """Which `count` replicas are lent: first those of `lent`, then those that serve the fewest users.
 
     Of the lent ones first those stay whose recall costs most: a replica that is not emptied yet comes back at no cost,
     one that holds many samples has the most to compute again, one that an evaluation is held at would lose it.

@@ -23,6 +23,14 @@ class LendWindow(Settings):
     replicas: int = Field(ge=1, le=1024)
     """Most that may be lent at once."""
 
+    @field_validator("start", "end", mode="before")
+    @classmethod
+    def _in_words(cls, at: object) -> object:
+        if isinstance(at, int | float):
+            in_quotes = 'put the time in quotes, such as "22:00"; without them YAML reads minutes'
+            raise ValueError(f"{at:g}: {in_quotes}")  # noqa: TRY004 - pydantic takes no TypeError for a refusal
+        return at
+
     @field_validator("start", "end")
     @classmethod
     def _of_the_wall_clock(cls, at: time) -> time:

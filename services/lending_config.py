@@ -23,8 +23,8 @@ class LendingConfig(Settings):
     """A replica is lent only if the others could serve the forecast times this, at `requests_per_replica` each; it is
     called back where they cannot serve the forecast itself."""
     requests_per_replica: float = Field(default=8.0, gt=0)
-    """User requests in flight that a replica is to serve at once; with more than `engine.max_num_seqs` some of them
-    wait for a seat while other replicas are lent."""
+    """User requests in flight that a replica is to serve at once, where one for n sequences counts as n; with more than
+    `engine.max_num_seqs` some of them wait for a seat while other replicas are lent."""
     lend_after_s: float = Field(default=60.0, ge=0, le=86_400)
     """A replica is lent when users have not needed it for so long."""
     quiet_s: float = Field(default=300.0, ge=0, le=86_400)
@@ -38,9 +38,10 @@ class LendingConfig(Settings):
     drain_s: float = Field(default=120.0, gt=0)
     """A user who is not through after so long keeps the replica."""
     enter_s: float = Field(default=120.0, gt=0)
-    """A lent replica without verified weights after so long goes back to users."""
+    """A lent replica without verified and recent weights for so long goes back to users."""
     reclaim_s: float = Field(default=120.0, gt=0)
-    """A replica that is not back with users after so long is replaced."""
+    """A replica whose production model is not back after so long is replaced; a push that was under way has as long to
+    end before."""
     rest_s: float = Field(default=60.0, ge=0)
     """A replica that could not be lent is left alone for so long, and twice as long each further time in a row, up to
     32 times that."""

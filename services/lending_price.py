@@ -9,6 +9,8 @@ from services.lending import Price
 _ENOUGH_S = 20.0
 """Of harvesting, before the measured rate counts."""
 _MEMORY_S = 600.0
+_GAP_S = 5.0
+"""Replicas send a heartbeat a second: two that lie farther apart say nothing of a rate, or a clock was set."""
 
 
 class Meter:
@@ -18,17 +20,23 @@ class Meter:
         self._expected = expected
         self._seen: dict[str, tuple[float, int]] = {}
         self._tokens = self._seconds = 0.0
+        self._looked_at: float | None = None
 
-    def observe(self, beats: Sequence[Heartbeat]) -> None:
-        """Tokens and time since the look before, of replicas that harvest then and now."""
+    def observe(self, beats: Sequence[Heartbeat], now: float) -> None:
+        """Tokens and time since the look before, of replicas that harvest then and now. What was measured is forgotten
+        with time, harvest or not: a price at which nothing is lent would else never be measured again."""
+        self._forget(0.0 if self._looked_at is None else now - self._looked_at)
+        self._looked_at = now
         before, self._seen = self._seen, {b.replica: (b.sent_at, b.rollout_tokens) for b in beats if _harvests(b)}
         for replica, (at, tokens) in self._seen.items():
-            if replica in before and at > before[replica][0]:
-                self._add(at - before[replica][0], tokens - before[replica][1])
+            if replica in before and 0 < (seconds := at - before[replica][0]) <= _GAP_S:
+                self._seconds += seconds
+                self._tokens += tokens - before[replica][1]
 
     def price(self, beats: Sequence[Heartbeat]) -> Price:
         """Of lending one replica once."""
-        rate = self._tokens / self._seconds if self._seconds >= _ENOUGH_S else self._expected.tokens_per_s
+        measured = self._seconds >= _ENOUGH_S and self._tokens > 0
+        rate = self._tokens / self._seconds if measured else self._expected.tokens_per_s
         spilled = _spilled(beats)
         return Price(
             tokens_per_s=rate,
@@ -36,10 +44,10 @@ class Meter:
             spilled_tokens=self._expected.spilled_tokens if spilled is None else spilled,
         )
 
-    def _add(self, seconds: float, tokens: int) -> None:
+    def _forget(self, seconds: float) -> None:
         keep = math.exp(-seconds / _MEMORY_S)
-        self._seconds = self._seconds * keep + seconds
-        self._tokens = self._tokens * keep + tokens
+        self._seconds *= keep
+        self._tokens *= keep
 
 
 def _harvests(beat: Heartbeat) -> bool:

@@ -350,9 +350,11 @@ class Replica:
             news.clear()
 
     def _mind_stop(self) -> None:
-        """Rollouts leave when Serve begins to stop the replica: users' last requests may take all of its grace."""
+        """Rollouts leave when Serve begins to stop the replica: users' last requests may take all of its grace. No new
+        ones come to it, so it is none that the others could be lent for."""
         if stopping():
             self._loops.end("harvest")
+            self.health.meet(Event.RETIRED)
 
     async def _leasable_groups(self) -> int:
         """That wait in the queues and that this replica may lease; 0 where no rollout may have a seat."""

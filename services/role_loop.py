@@ -21,7 +21,7 @@ from services.lending_config import LendingConfig
 from services.reconcile import Reconciler
 from services.roles import Event, Limits, Standing, after, expires_at
 from services.seat_keeper import SeatKeeper
-from services.swap import WeightSwap
+from services.swap import EngineBroken, WeightSwap
 from services.switch_log import SwitchLog
 
 _WANTED = "users need the replica"
@@ -58,7 +58,7 @@ class RoleLoop:
         self._fleet = fleet
         self._wishes = wishes
         self._config = config
-        self._limits = Limits(config.drain_s, config.enter_s, config.reclaim_s, config.rest_s)
+        self._limits = Limits(config.drain_s, config.enter_s, config.rest_s)
         self._policy, self._production = policy, production
         self._swap = swap
         self._tolerance = tolerance
@@ -74,6 +74,8 @@ class RoleLoop:
         self._canaries: dict[Path, Canary] = {}
         self._harvested = False
         """Since it was lent last."""
+        self._unfit_since: float | None = -math.inf
+        """Of the weights, in ROLLOUT; None where rollouts may be generated with them."""
         self.standing = Standing(since=clock())
         self.log = SwitchLog()
         reconciler.start_at_rest()
@@ -118,7 +120,13 @@ class RoleLoop:
         """Follow the wish until cancelled. Raises EngineBroken: then only a restart of the replica helps."""
         while True:
             await self._look()
-            await self.step()
+            try:
+                await self.step()
+            except EngineBroken:
+                raise
+            except Exception:  # what nobody foresaw ends no replica that serves users well
+                _log.exception("role_not_followed")
+                self._on(Event.FAILED)
             await asyncio.sleep(self._config.poll_s)
 
     async def step(self) -> None:
@@ -140,6 +148,9 @@ class RoleLoop:
                 self._wish = await self._wishes.wished(self._fleet)
         except (StoreUnavailable, TimeoutError) as error:
             _log.warning("wish_unknown", error=repr(error))
+            return
+        except Exception:  # of another form than this replica knows
+            _log.exception("wish_unknown")
             return
         self._heard_at = self._clock()
 
@@ -167,27 +178,37 @@ class RoleLoop:
             self._on(Event.FAILED)
 
     def _mind_rollouts(self) -> None:
+        self._mind_weights()
         if not self.lent:
             self._on(Event.RECALL)
         elif self._expires_in() <= 0:
             self._on(Event.EXPIRED)
-        elif not self._harvested and self._reconciler.fit:
+        elif not self._harvested and self._unfit_since is None:
             self._harvested = True
             self._on(Event.VERIFIED)
             self.log.mark("verified")
             self.log.end()
 
+    def _mind_weights(self) -> None:
+        """A version that fails its check leaves a lent replica to nobody."""
+        if self._reconciler.fit:
+            self._unfit_since = None
+        elif self._unfit_since is None:
+            self._unfit_since = self._clock()
+
     async def _reclaim(self) -> None:
         """From here on nothing is leased; what is generated is cut and stays salvaged in the queue.
 
-        The limit ends what waits here and nothing in the engine's workers, see `WeightSwap.load`.
+        A push that is under way ends first, and its time is not the production model's. The limit ends what waits here
+        and nothing in the engine's workers, see `WeightSwap.load`.
         """
         self.log.cut(self._harvester.let_go(_WANTED))
         try:
-            async with asyncio.timeout(max(0.0, self._expires_in())):
+            async with asyncio.timeout(self._config.reclaim_s):
                 await self._reconciler.rest()
                 await self._keeper.seats.wait_empty()
-                self.log.mark("drained")
+            self.log.mark("drained")
+            async with asyncio.timeout(self._config.reclaim_s):
                 event = Event.RESTORED if await self._load(self._production) else Event.FAILED
         except TimeoutError:
             event = Event.EXPIRED
@@ -205,7 +226,7 @@ class RoleLoop:
 
     def _expires_in(self) -> float:
         """Seconds that are left of the role's time."""
-        until = expires_at(self.standing, self._limits, verified=self._harvested)
+        until = expires_at(self.standing, self._limits, unfit_since=self._unfit_since)
         return math.inf if until is None else until - self._clock()
 
     def _on(self, event: Event) -> None:
@@ -228,7 +249,7 @@ class RoleLoop:
         """Into the log of switches."""
         match self.standing.role:
             case ReplicaRole.DRAINING:
-                self._harvested = False
+                self._harvested, self._unfit_since = False, -math.inf
                 decided_at = self._decided_at(lent=True)
                 first, self._tried = decided_at != self._tried, decided_at
                 self.log.begin(ReplicaRole.ROLLOUT, decided_at if first else None)

@@ -45,8 +45,7 @@ class Limits:
 
     drain_s: float
     enter_s: float
-    """In ROLLOUT without weights that are verified."""
-    reclaim_s: float
+    """In ROLLOUT without weights that are verified and recent."""
     rest_s: float
     """Before a replica that could not be lent is lent again; twice as long each further time in a row."""
 
@@ -100,14 +99,13 @@ def after(standing: Standing, event: Event, now: float, limits: Limits) -> Stand
     return Standing(role, since=now, rests_until=now + rest_s, vain=standing.vain + 1)
 
 
-def expires_at(standing: Standing, limits: Limits, *, verified: bool) -> float | None:
-    """When the role's time is over; None where it has no limit. `verified`: the run's weights are in use."""
+def expires_at(standing: Standing, limits: Limits, *, unfit_since: float | None) -> float | None:
+    """When the role's time is over; None where it has no limit. `unfit_since`: when the weights in use were last such
+    that rollouts may be generated with them, None where they are now."""
     if standing.role is ReplicaRole.DRAINING:
         return standing.since + limits.drain_s
-    if standing.role is ReplicaRole.ROLLOUT and not verified:
-        return standing.since + limits.enter_s
-    if standing.role is ReplicaRole.RECLAIMING:
-        return standing.since + limits.reclaim_s
+    if standing.role is ReplicaRole.ROLLOUT and unfit_since is not None:
+        return max(standing.since, unfit_since) + limits.enter_s
     return None
 
 

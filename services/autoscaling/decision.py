@@ -34,6 +34,9 @@ class Wanted:
     extra: Extra = field(default_factory=Extra)
     lent: int = 0
     """Replicas, as reported."""
+    inherited: bool = False
+    """Whether `base` is that of a fleet found running, of which users have not needed all yet: some may be there for
+    rollouts."""
 
     @property
     def total(self) -> int:
@@ -42,7 +45,7 @@ class Wanted:
 
 def begin(replicas: int) -> Wanted:
     """From a fleet of so many, of which nothing else is known: all count as needed until load says otherwise."""
-    return Wanted(Steady(replicas), replicas)
+    return Wanted(Steady(replicas), replicas, inherited=True)
 
 
 def decide(before: Wanted, load: FleetLoad, now: float, scaling: Scaling) -> Wanted:
@@ -56,16 +59,17 @@ def decide(before: Wanted, load: FleetLoad, now: float, scaling: Scaling) -> Wan
     base = max(users.value, min(before.base, scaling.max_replicas, users.value + load.lent))
     if scaling.rollout_budget is None:
         return Wanted(users, base, lent=load.lent)
+    unneeded = base - _needed(load, scaling) if before.inherited else 0
     extra = next_extra(
         before.extra,
         load,
         scaling.rollout_budget,
         now,
         base=base,
-        room=scaling.max_replicas - base,
+        room=min(scaling.max_replicas - base, scaling.rollout_budget.extra_replicas - unneeded),
         delays_s=(scaling.upscale_delay_s, scaling.downscale_delay_s),
     )
-    return Wanted(users, base, extra, load.lent)
+    return Wanted(users, base, extra, load.lent, inherited=unneeded > 0)
 
 
 def _with_returned(before: Wanted, load: FleetLoad) -> Steady:
@@ -79,7 +83,7 @@ def _with_returned(before: Wanted, load: FleetLoad) -> Steady:
 def _users(before: Steady, load: FleetLoad, now: float, scaling: Scaling) -> Steady:
     """A replica that has not reported may hold any number of users, so nothing is taken away before all have."""
     value = _bounded(before.value, scaling)
-    up = _bounded(replicas_for_users(load, utilisation=scaling.target_utilisation), scaling)
+    up = _needed(load, scaling)
     down = _bounded(
         replicas_for_users(load, utilisation=scaling.target_utilisation, margin=scaling.hysteresis), scaling
     )
@@ -87,6 +91,11 @@ def _users(before: Steady, load: FleetLoad, now: float, scaling: Scaling) -> Ste
         up, down = max(up, value), max(down, value)
     steady = before if value == before.value else Steady(value)
     return steady.follow(up, down, now, up_s=scaling.upscale_delay_s, down_s=scaling.downscale_delay_s)
+
+
+def _needed(load: FleetLoad, scaling: Scaling) -> int:
+    """Replicas that users need now, as far as their reports say."""
+    return _bounded(replicas_for_users(load, utilisation=scaling.target_utilisation), scaling)
 
 
 def _bounded(replicas: int, scaling: Scaling) -> int:

@@ -185,6 +185,17 @@ def test_a_day_has_no_more_replica_hours_than_the_budget_and_the_next_day_has_th
     assert spent_next == pytest.approx(1800, abs=5)
 
 
+def test_replicas_that_a_fleet_was_found_with_are_not_given_to_rollouts_twice() -> None:
+    """Other settings make a new policy, which knows nothing of what rollouts had added."""
+    found = after(begin(4), 60, WITH_BUDGET, load())
+    assert (found.base, found.total) == (4, 4)
+    assert after(found, 400, WITH_BUDGET, load()).total == 4
+    needed = after(begin(4), 60, WITH_BUDGET, load(19.0))
+    assert (needed.base, needed.total) == (4, 7)
+    less = after(needed, 60, WITH_BUDGET, load(5.0))
+    assert (less.base, less.total) == (4, 7), "none goes because users need fewer for a while"
+
+
 def test_users_take_the_place_of_replicas_for_rollouts_where_the_maximum_is_reached() -> None:
     narrow = replace(WITH_BUDGET, max_replicas=4)
     four = after(begin(1), 60, narrow, load())

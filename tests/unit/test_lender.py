@@ -69,7 +69,7 @@ class Stand:
                 "autoscaling": {"max_replicas": 4},
             }
         )
-        self.now, self.users = 86_400.0 * 20_000, 0
+        self.now, self.users, self.set_by = 86_400.0 * 20_000, 0, 0.0
         self.board, self.wishes = BoardStub([beat(name) for name in "abcd"]), WishList()
         self.silent: set[str] = set()
         self.queues = {run: MemoryQueue(run, QueueLimits()) for run in ("default", "killed")}
@@ -85,6 +85,7 @@ class Stand:
             queue=self.queues.__getitem__,
             in_flight=lambda: self.users,
             clock=lambda: self.now,
+            wall=lambda: self.now + self.set_by,
         )
 
     async def pass_time(self, seconds: float) -> int:
@@ -161,6 +162,61 @@ async def test_who_does_not_lead_wishes_nothing_and_a_new_leader_calls_nobody_ba
     await other.tick()
     assert stand.wishes.now is not None
     assert (stand.wishes.now.epoch, stand.wishes.now.lent) == (2, first.lent if first else None)
+
+
+async def test_a_request_for_many_sequences_counts_as_so_many() -> None:
+    stand = await a_stand()
+    stand.users = 2
+    stand.board.replicas_alive = [beat("a", seats_users=20), *(beat(name) for name in "bcd")]
+    assert await stand.pass_time(60) == 0
+    stand.board.replicas_alive = [beat("a", seats_users=2), *(beat(name) for name in "bcd")]
+    assert await stand.pass_time(120) == 3
+
+
+async def test_no_more_are_lent_while_those_that_are_have_seats_to_spare() -> None:
+    stand = await a_stand(calendar=[{"start": "00:00", "end": "12:00", "replicas": 1}])
+    assert await stand.pass_time(12) == 1
+    (lent,) = stand.lender.lent
+    stand.lender._lending = stand.lender._lending.model_copy(update={"calendar": ()})
+
+    def holding(seats: int) -> list[Heartbeat]:
+        harvests = beat(lent, ReplicaRole.ROLLOUT, seats_rollouts=seats)
+        return [harvests, *(beat(name) for name in "abcd" if name != lent)]
+
+    stand.board.replicas_alive = holding(2)
+    assert await stand.pass_time(120) == 1
+    stand.board.replicas_alive = holding(8)
+    assert await stand.pass_time(60) == 3
+
+
+async def test_a_clock_that_is_set_back_delays_nothing() -> None:
+    stand = await a_stand()
+    assert await stand.pass_time(5) == 0
+    stand.set_by = -3600.0
+    assert await stand.pass_time(7) == 3
+    stand.users = 40
+    assert await stand.pass_time(1) == 0
+    stand.users = 0
+    assert await stand.pass_time(150) == 3
+
+
+async def test_one_that_its_users_do_not_leave_makes_room_for_another_that_is_empty() -> None:
+    stand = await a_stand(calendar=[{"start": "00:00", "end": "12:00", "replicas": 1}])
+    stand.board.replicas_alive = [beat("a", seats_users=1), beat("b", seats_users=1)]
+    assert await stand.pass_time(12) == 1
+    assert stand.lender.lent == {"a"}
+    stand.board.replicas_alive = [beat("a", ReplicaRole.DRAINING, seats_users=1), beat("b")]
+    assert await stand.pass_time(120) == 1
+    assert stand.lender.lent == {"a"}
+    stand.board.replicas_alive = [beat("a", seats_users=1), beat("b")]
+    assert await stand.pass_time(2) == 1
+    assert stand.lender.lent == {"b"}
+
+
+async def test_one_that_serve_stops_is_none_that_others_are_lent_for() -> None:
+    stand = await a_stand()
+    stand.board.replicas_alive = [beat("a"), beat("b", state=ReplicaState.RETIRED)]
+    assert await stand.pass_time(60) == 0
 
 
 async def test_none_is_lent_on_account_of_one_that_is_on_its_way_back_to_users() -> None:
@@ -245,9 +301,32 @@ def test_the_harvest_of_a_replica_is_measured_while_it_has_work() -> None:
     meter = Meter(EXPECTED)
     for second in range(40):
         busy = beat("a", ReplicaRole.ROLLOUT, seats_rollouts=4, rollout_tokens=500 * second, sent_at=float(second))
-        meter.observe([busy, beat("b", ReplicaRole.ROLLOUT, sent_at=float(second))])
+        meter.observe([busy, beat("b", ReplicaRole.ROLLOUT, sent_at=float(second))], float(second))
         if second in {10, 39}:
             assert meter.price([busy]).tokens_per_s == pytest.approx(100 if second == 10 else 500)
+
+
+def test_a_harvest_of_nothing_is_no_price_for_ever() -> None:
+    meter = Meter(EXPECTED)
+    for second in range(60):
+        vain = beat("a", ReplicaRole.ROLLOUT, seats_rollouts=4, rollout_tokens=0, sent_at=float(second))
+        meter.observe([vain], float(second))
+    assert meter.price([]).tokens_per_s == 100
+    for second in range(60, 90):
+        busy = beat("a", ReplicaRole.ROLLOUT, seats_rollouts=4, rollout_tokens=second, sent_at=float(second))
+        meter.observe([busy], float(second))
+    assert meter.price([]).tokens_per_s < 2
+    meter.observe([], 5000.0)
+    assert meter.price([]).tokens_per_s == 100
+
+
+def test_a_clock_that_is_set_forward_on_a_replica_is_no_time_of_harvest() -> None:
+    meter = Meter(EXPECTED)
+    for second in range(60):
+        at = second + 3600.0 * (second >= 30)
+        busy = beat("a", ReplicaRole.ROLLOUT, seats_rollouts=4, rollout_tokens=500 * second, sent_at=at)
+        meter.observe([busy], float(second))
+    assert meter.price([]).tokens_per_s == pytest.approx(500)
 
 
 def test_the_price_of_the_swaps_is_measured_without_the_users_that_a_replica_waits_for() -> None:

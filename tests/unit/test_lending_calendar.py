@@ -47,6 +47,11 @@ def test_a_window_holds_from_its_start_to_its_end_over_midnight(day: int, clock:
     assert allowed([NIGHTS, WEEKEND], at(day, clock)) == count
 
 
+def test_hours_that_yaml_made_a_number_are_refused_with_how_to_write_them() -> None:
+    with pytest.raises(ValueError, match=r'start\n.*1320: put the time in quotes, such as "22:00"'):
+        LendWindow(start=1320, end="06:00", replicas=1)
+
+
 def test_a_window_of_sunday_night_reaches_into_monday() -> None:
     sunday = LendWindow(days=("sun",), start="20:00", end="08:00", replicas=1)
     assert [allowed([sunday], at(0, clock)) for clock in ("07:59", "08:00")] == [1, 0]

@@ -348,6 +348,46 @@ async def test_a_sample_that_never_ends_does_not_keep_the_replica_for_ever(tmp_p
         await stand.step()
 
 
+async def test_a_push_that_is_under_way_takes_nothing_of_the_time_to_come_back(tmp_path: Path) -> None:
+    stand = await lent(tmp_path, reclaim_s=0.3)
+    sample = stand.seats.ask(prefill=1)
+    stepping = asyncio.create_task(stand.step())
+    await asyncio.sleep(0.2)
+    stand.engine.stuck = asyncio.Event()
+    stand.seats.leave(sample)
+    await asyncio.sleep(0.2)
+    stand.engine.stuck.set()
+    assert await stepping is ReplicaRole.SERVING
+
+
+async def test_a_lent_replica_whose_weights_are_not_trusted_any_more_goes_back_after_a_while(tmp_path: Path) -> None:
+    stand = await lent(tmp_path, enter_s=30, wish_s=600)
+    stand.now += 100
+    assert await stand.step("r") is ReplicaRole.ROLLOUT
+    stand.reconciler._trusted = False
+    assert await stand.step("r") is ReplicaRole.ROLLOUT
+    stand.now += 29
+    assert await stand.step("r") is ReplicaRole.ROLLOUT
+    stand.now += 2
+    assert await stand.step("r") is ReplicaRole.SERVING
+    assert stand.engine.holds == PRODUCTION
+
+
+async def test_a_wish_that_cannot_be_read_ends_no_replica(tmp_path: Path) -> None:
+    stand = await lent(tmp_path, poll_s=0.001, wish_s=10)
+
+    async def unreadable(fleet: str) -> Wish | None:
+        stand.now += 1
+        raise KeyError("decided_at")
+
+    stand.wishes.wished = unreadable  # type: ignore[method-assign]
+    running = asyncio.create_task(stand.loop.run())
+    await asyncio.sleep(0.2)
+    assert not running.done()
+    assert (stand.role, stand.engine.holds) == (ReplicaRole.SERVING, PRODUCTION)
+    running.cancel()
+
+
 async def test_a_production_model_that_loads_for_too_long_is_not_waited_for_and_its_load_is_not_cut(
     tmp_path: Path,
 ) -> None:

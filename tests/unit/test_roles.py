@@ -1,5 +1,7 @@
 """A replica's role: users or rollouts and never both, and whatever happens it comes back to users or is replaced."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from rollout.board import ReplicaRole
 from services.roles import MOST_RESTS, RESTORES, Event, Limits, Standing, after, expires_at
 
-LIMITS = Limits(drain_s=10, enter_s=20, reclaim_s=30, rest_s=60)
+LIMITS = Limits(drain_s=10, enter_s=20, rest_s=60)
 HOME = (ReplicaRole.SERVING, ReplicaRole.DRAINING, ReplicaRole.RECLAIMING, ReplicaRole.ROLLOUT)
 """By how far it is to users."""
 
@@ -65,8 +67,8 @@ def test_a_recall_never_leads_away_from_users_and_a_broken_replica_stays_broken(
 
 @given(standings, st.floats(100, 200))
 def test_no_role_between_users_and_rollouts_lasts_for_ever(standing: Standing, now: float) -> None:
-    until = expires_at(standing, LIMITS, verified=False)
-    if standing.role in {ReplicaRole.SERVING, ReplicaRole.BROKEN}:
+    until = expires_at(standing, LIMITS, unfit_since=-math.inf)
+    if standing.role in {ReplicaRole.SERVING, ReplicaRole.BROKEN, ReplicaRole.RECLAIMING}:  # the last waits by itself
         assert until is None
     else:
         assert until is not None
@@ -75,7 +77,13 @@ def test_no_role_between_users_and_rollouts_lasts_for_ever(standing: Standing, n
 
 
 def test_rollouts_with_verified_weights_stay_until_they_are_called_back() -> None:
-    assert expires_at(Standing(ReplicaRole.ROLLOUT, since=1.0), LIMITS, verified=True) is None
+    assert expires_at(Standing(ReplicaRole.ROLLOUT, since=1.0), LIMITS, unfit_since=None) is None
+
+
+def test_rollouts_without_such_weights_leave_as_long_after_they_lost_them_as_without_any() -> None:
+    lent = Standing(ReplicaRole.ROLLOUT, since=1.0)
+    assert expires_at(lent, LIMITS, unfit_since=-math.inf) == 21.0
+    assert expires_at(lent, LIMITS, unfit_since=500.0) == 520.0
 
 
 def test_the_whole_way_round() -> None:
