@@ -98,7 +98,11 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def interrupt_deferred() -> Iterator[None]:
-    """The first SIGINT or SIGTERM takes effect at the end of the block, the second at once."""
+    """The first SIGINT or SIGTERM takes effect at the end of the block, the second at once.
+
+    None does where the block raises, which ends the work as well. A handler that the block sets, as Ray does for SIGTERM,
+    goes before this one until its end.
+    """
     came: list[int] = []
 
     def defer(number: int, _frame: FrameType | None) -> None:

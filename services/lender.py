@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 import structlog
 
 from rollout.board import Board, Heartbeat, ReplicaRole, ReplicaState
-from rollout.errors import NightshiftError
+from rollout.errors import NightshiftError, StoreUnavailable
 from rollout.queue import RolloutQueue
 from rollout.types import Purpose
 from rollout.wishes import Wish, Wishes
@@ -42,6 +42,9 @@ _FULL = 0.9
 """Share of their seats that rollouts hold in replicas that are lent, before another is."""
 _IDLE_S = 10.0
 """For so long they may hold fewer: groups end together, and new weights take the seats for a moment."""
+_HEARS_S = 5.0
+"""In which a replica hears of its lending and says so."""
+_EMPTY = frozenset({ReplicaRole.ROLLOUT, ReplicaRole.RECLAIMING})
 _ABLE = frozenset({ReplicaState.HEALTHY, ReplicaState.STALE})
 
 _log = structlog.get_logger(__name__)
@@ -77,6 +80,8 @@ class Lender:
         self._meter = Meter(Price(config.lending.tokens_per_s, config.lending.switch_s))
         self._waiting, self._asked_at = 0, -math.inf
         self._full_at = -math.inf
+        self._emptied: set[str] = set()
+        """Lent ones that their users have left."""
         self._decided_at: dict[str, float] = {}
         self._epoch = 0
         self.decision = Lending()
@@ -97,7 +102,11 @@ class Lender:
     async def tick(self) -> None:
         """One look, one decision. Raises StoreUnavailable, and Fenced where another gateway has the lead now."""
         now, wall = self._clock(), self._wall()
-        beats = await self._board.replicas(self._config.fleet)
+        try:
+            beats = await self._board.replicas(self._config.fleet)
+        except StoreUnavailable:
+            self._forecast.observe(now, self._in_flight(), wall=wall)
+            raise
         silent = self._heard.silent(beats, now)
         self._forecast.observe(now, max(self._in_flight(), _sequences(beats, silent)), wall=wall)
         epoch = await self._wishes.lead(self._config.fleet, self._holder, ttl_s=self._lending.wish_s * _LEADS)
@@ -108,7 +117,7 @@ class Lender:
             self._epoch = epoch
         self._meter.observe(beats, now)
         price = self._meter.price(beats)
-        if not _idle(beats):
+        if not _idle(beats, self._config.harvest.max_seats):
             self._full_at = now
         waiting = await self._groups_waiting(now) if now - self._full_at <= _IDLE_S else 0
         situation = self._situation(beats, silent, price, waiting)
@@ -182,10 +191,8 @@ class Lender:
 
     def _choose(self, beats: Sequence[Heartbeat], silent: Collection[str], situation: Situation) -> None:
         wall = self._wall()
-        serving = {beat.replica for beat in beats if _serves(beat, silent)}
-        # where users would not leave, another may be empty
-        vain = {r for r in self.lent & serving if abs(wall - self._decided_at.get(r, wall)) > self._lending.wish_s}
-        lent = chosen(beats, self.lent - vain, self.decision.lent, silent)
+        self._emptied = {r for r in self._emptied if r in self.lent} | {b.replica for b in beats if b.role in _EMPTY}
+        lent = chosen(beats, self.lent - self._kept_by_users(beats, silent), self.decision.lent, silent)
         alive = {beat.replica for beat in beats}
         changed = dict.fromkeys(lent ^ self.lent, wall)
         self._decided_at = {r: at for r, at in {**self._decided_at, **changed}.items() if r in alive}
@@ -193,17 +200,26 @@ class Lender:
             _log.info("lending", lent=sorted(lent), demand=situation.demand, allowed=situation.allowed)
         self.lent = lent
 
+    def _kept_by_users(self, beats: Sequence[Heartbeat], silent: Collection[str]) -> set[str]:
+        """Lent ones that serve again since their users did not leave in time: another may be empty."""
+        busy = {beat.replica for beat in beats if _serves(beat, silent) and beat.seats_users > 0}
+        ended = {
+            beat.replica for beat in beats if self._wall() - self._decided_at.get(beat.replica, math.inf) > _HEARS_S
+        }
+        return (self.lent & busy & ended) - self._emptied
+
 
 def _sequences(beats: Sequence[Heartbeat], silent: Collection[str]) -> int:
     """Of users, in the replicas: a request may have many."""
     return sum(beat.seats_users for beat in beats if beat.replica not in silent)
 
 
-def _idle(beats: Sequence[Heartbeat]) -> bool:
+def _idle(beats: Sequence[Heartbeat], max_seats: int | None) -> bool:
     """Whether those that are lent have seats to spare: what is queued then waits for the training gate, not for one."""
     harvesting = (beat for beat in beats if beat.role is ReplicaRole.ROLLOUT and beat.state is ReplicaState.HEALTHY)
     lent = [beat for beat in harvesting if beat.pinned is None]  # which leases of one evaluation only
-    return sum(beat.seats_rollouts for beat in lent) < _FULL * sum(beat.seats_total for beat in lent)
+    seats = sum(beat.seats_total if max_seats is None else min(max_seats, beat.seats_total) for beat in lent)
+    return sum(beat.seats_rollouts for beat in lent) < _FULL * seats
 
 
 def chosen(

@@ -46,7 +46,7 @@ class Day:
     """What came of it, once `run` has returned."""
 
     def __init__(self, scene: Scene, load: Load, response: Response, *, parts: int) -> None:
-        """`load` has spans of TICK_S; the day is told in at most so many parts, each of whole ones."""
+        """`load` has spans of TICK_S; the day is told in at most so many parts, each of whole spans."""
         self._scene = scene
         self._load = load
         self._response = response

@@ -87,6 +87,10 @@ class EngineModel(Settings):
                 raise ValueError(f"decode_s: ({many}, {long:g}) after ({few}, {short:g}); both have to rise")
         return points
 
+    def step_tokens(self, given: int | None) -> int:
+        """Most of one step, where the settings say `given`."""
+        return given or self.batched_tokens
+
     def step_s(self, decoding: float, prefill: float = 0.0) -> float:
         """Seconds of a step that gives `decoding` sequences a token and computes `prefill` tokens of prompts.
 

@@ -61,7 +61,12 @@ class Parts:
     @property
     def harvest_s(self) -> float:
         """Rollout tokens a second."""
-        return float(self.rollout_tokens.sum()) / (self.count * self.span_s)
+        return float(self.rollout_tokens.sum()) / max(1e-9, float(self.noted_s.sum()))
+
+    def rate(self, name: str) -> Array:
+        """Of one of the sums a second, part by part."""
+        sums: Array = getattr(self, name)
+        return sums / np.maximum(self.noted_s, 1e-9)
 
 
 def ratio_interval(

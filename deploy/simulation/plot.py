@@ -28,7 +28,7 @@ def draw(path: Path, outcome: Outcome, scene: Scene) -> None:
 
 
 def _users(axis: Any, hours: Any, outcome: Outcome) -> None:
-    axis.fill_between(hours, outcome.parts.users / outcome.parts.span_s, color="0.85", label="users a second")
+    axis.fill_between(hours, outcome.parts.rate("users"), color="0.85", label="users a second")
     axis.set(title="users a second (grey) and replicas", ylim=(0, None))
     other = axis.twinx()
     other.plot(hours, outcome.parts.replicas, color="C1")
@@ -47,7 +47,7 @@ def _seats(axis: Any, hours: Any, outcome: Outcome, scene: Scene) -> None:
 
 
 def _harvest(axis: Any, hours: Any, outcome: Outcome) -> None:
-    axis.plot(hours, outcome.parts.rollout_tokens / outcome.parts.span_s, color="C0")
+    axis.plot(hours, outcome.parts.rate("rollout_tokens"), color="C0")
     axis.set(title="rollout tokens a second, the fleet", xlabel="hour", ylim=(0, None))
 
 

@@ -118,7 +118,7 @@ class Replica:
         first_token_steps = options.engine.first_token_steps if slowed_by_company(idle, self._total) else 0
         self.engine = Engine(
             model,
-            most_tokens=options.engine.max_num_batched_tokens or model.batched_tokens,
+            most_tokens=model.step_tokens(options.engine.max_num_batched_tokens),
             most_of_one=options.engine.long_prefill_token_threshold or 0,
             first_token_steps=first_token_steps,
             seed=seed,

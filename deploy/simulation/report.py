@@ -9,7 +9,7 @@ from deploy.simulation.scene import Scene
 from deploy.simulation.sweep import MARGIN, Choice, best
 
 _DIGITS = 6
-_SERIES = ("users", "inside", "user_tokens", "rollout_tokens", "replicas", "rollouts", "held", "limit")
+_SERIES = ("users", "inside", "user_tokens", "rollout_tokens", "replicas", "rollouts", "held", "limit", "noted_s")
 
 
 def table(outcome: Outcome, scene: Scene) -> str:

@@ -20,7 +20,9 @@ _WARM_S, _SHORTEST_S, _SECONDS, _MOST_SECONDS = 30.0, 60.0, 240.0, 960.0
 _STEPS = 5500.0
 """Of a full batch: an engine whose steps are short has met as much in less time than `_SECONDS`."""
 _FEWEST_USERS = 150.0
-"""Of a level: fewer say little of attainment. So rare that _MOST_SECONDS do not bring them, users hardly meet."""
+"""Of a level, as far as _MOST_SECONDS bring them: fewer say little of attainment."""
+_RARE = 0.05
+"""Of what a replica serves: at lower loads users hardly meet each other, and none of them has a level of its own."""
 _EVEN, _SHARES = 6, (0.1, 0.3, 0.5, 0.7, 0.9)
 """Levels: so many from no users to the most, and one at each of these shares of all users."""
 _APART = 0.03
@@ -82,11 +84,13 @@ def respond(
     the share that is done."""
     alone = one_replica(scene, push_every_s)
     rates = levels(met, most=_OVERLOAD * _served_s(scene, tokens))
+    # so that the pause of every push in the time that counts does, too
+    warm_s = _WARM_S + scene.model.arrive_s + scene.model.pause_s
     stories: list[Story] = []
     for number, rate in enumerate(map(float, rates)):
         seconds = _seconds(alone, rate)
-        users = constant(rate, seconds=_WARM_S + seconds, prompt=prompt, tokens=tokens, seed=scene.seed + number)
-        stories.append(play(alone, users, seconds=seconds, span_s=seconds / _PARTS, warm_s=_WARM_S))
+        users = constant(rate, seconds=warm_s + seconds, prompt=prompt, tokens=tokens, seed=scene.seed + number)
+        stories.append(play(alone, users, seconds=seconds, span_s=seconds / _PARTS, warm_s=warm_s))
         seen((number + 1) / len(rates))
     return _response(rates, stories)
 
@@ -97,7 +101,7 @@ def levels(met: Array, *, most: float) -> Array:
     >>> levels(np.array([0.0, 1.0, 1.0, 1.0, 8.0]), most=6.0)
     array([0. , 1. , 1.2, 2.4, 3.6, 4.8, 6. ])
     """
-    least = _FEWEST_USERS / _MOST_SECONDS
+    least = min(_FEWEST_USERS / _MOST_SECONDS, _RARE * most)
     capped = np.sort(np.minimum(met, most))
     top = max(least, float(capped[-1]))
     below = np.cumsum(capped)  # users at up to each of these rates

@@ -26,11 +26,6 @@ class Scene:
     """By which users are judged; the guard steers by `options.slo`."""
     seed: int
 
-    @property
-    def step_tokens(self) -> int:
-        """Most of one step."""
-        return self.options.engine.max_num_batched_tokens or self.model.batched_tokens
-
     def check(self) -> None:
         """Raises ConfigError where engines are shared in a way that is not modelled, no user could be kept inside the
         SLO, or nothing says what inside is."""
@@ -43,10 +38,9 @@ class Scene:
             raise ConfigError(
                 "fleet.slo.ttft_s and fleet.slo.tpot_s are both missing: at least one says what users are promised"
             )
-        seats, tokens = self.options.engine.max_num_seqs, self.step_tokens
-        if tokens < seats:
-            given = self.options.engine.max_num_batched_tokens is not None
-            name = "fleet.engine.max_num_batched_tokens" if given else "batched_tokens of the engine file"
+        seats, given = self.options.engine.max_num_seqs, self.options.engine.max_num_batched_tokens
+        if (tokens := self.model.step_tokens(given)) < seats:
+            name = "batched_tokens of the engine file" if given is None else "fleet.engine.max_num_batched_tokens"
             raise ConfigError(
                 f"{name}={tokens} is below fleet.engine.max_num_seqs={seats}: a step has a token for each"
             )

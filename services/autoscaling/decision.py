@@ -3,7 +3,7 @@
 wanted = max(users, lent kept) + extra for rollouts,  min_replicas <= wanted <= max_replicas
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.autoscaling.budget import Extra, RolloutBudget, next_extra
 from services.autoscaling.demand import FleetLoad, replicas_for_users
@@ -59,17 +59,28 @@ def decide(before: Wanted, load: FleetLoad, now: float, scaling: Scaling) -> Wan
     base = max(users.value, min(before.base, scaling.max_replicas, users.value + load.lent))
     if scaling.rollout_budget is None:
         return Wanted(users, base, lent=load.lent)
-    unneeded = base - _needed(load, scaling) if before.inherited else 0
+    found = _with_inherited(before, base)
+    needed = _needed(load, scaling, margin=scaling.hysteresis) if load.complete else scaling.min_replicas
+    inherited = before.inherited and base > needed
+    more = scaling.rollout_budget.extra_replicas - (base - needed if inherited else 0)
     extra = next_extra(
-        before.extra,
+        found,
         load,
         scaling.rollout_budget,
         now,
         base=base,
-        room=min(scaling.max_replicas - base, scaling.rollout_budget.extra_replicas - unneeded),
+        room=min(scaling.max_replicas - base, max(found.replicas.value, more)),
         delays_s=(scaling.upscale_delay_s, scaling.downscale_delay_s),
     )
-    return Wanted(users, base, extra, load.lent, inherited=unneeded > 0)
+    return Wanted(users, base, extra, load.lent, inherited)
+
+
+def _with_inherited(before: Wanted, base: int) -> Extra:
+    """Of a fleet found running, those that users turn out not to need may be there for rollouts, and stay while the
+    budget says so: to stop them and start others would take an engine's start each."""
+    found = before.base - base if before.inherited else 0
+    steady = before.extra.replicas
+    return replace(before.extra, replicas=Steady(steady.value + found)) if found > 0 else before.extra
 
 
 def _with_returned(before: Wanted, load: FleetLoad) -> Steady:
@@ -84,18 +95,16 @@ def _users(before: Steady, load: FleetLoad, now: float, scaling: Scaling) -> Ste
     """A replica that has not reported may hold any number of users, so nothing is taken away before all have."""
     value = _bounded(before.value, scaling)
     up = _needed(load, scaling)
-    down = _bounded(
-        replicas_for_users(load, utilisation=scaling.target_utilisation, margin=scaling.hysteresis), scaling
-    )
+    down = _needed(load, scaling, margin=scaling.hysteresis)
     if not load.complete:
         up, down = max(up, value), max(down, value)
     steady = before if value == before.value else Steady(value)
     return steady.follow(up, down, now, up_s=scaling.upscale_delay_s, down_s=scaling.downscale_delay_s)
 
 
-def _needed(load: FleetLoad, scaling: Scaling) -> int:
-    """Replicas that users need now, as far as their reports say."""
-    return _bounded(replicas_for_users(load, utilisation=scaling.target_utilisation), scaling)
+def _needed(load: FleetLoad, scaling: Scaling, *, margin: float = 0.0) -> int:
+    """Replicas that users and `margin` more of them need now, as far as the reports say."""
+    return _bounded(replicas_for_users(load, utilisation=scaling.target_utilisation, margin=margin), scaling)
 
 
 def _bounded(replicas: int, scaling: Scaling) -> int:

@@ -187,9 +187,12 @@ def test_a_day_has_no_more_replica_hours_than_the_budget_and_the_next_day_has_th
 
 def test_replicas_that_a_fleet_was_found_with_are_not_given_to_rollouts_twice() -> None:
     """Other settings make a new policy, which knows nothing of what rollouts had added."""
-    found = after(begin(4), 60, WITH_BUDGET, load())
-    assert (found.base, found.total) == (4, 4)
-    assert after(found, 400, WITH_BUDGET, load()).total == 4
+    wanted, totals = begin(4), set()
+    for second in range(900):
+        wanted = decide(wanted, load(running=wanted.total), NIGHT + second, WITH_BUDGET)
+        totals.add(wanted.total)
+    assert (wanted.base, wanted.total, totals) == (1, 4, {4})
+    assert decide(wanted, load(running=4), NIGHT + 7 * 3600, WITH_BUDGET).total == 1
     needed = after(begin(4), 60, WITH_BUDGET, load(19.0))
     assert (needed.base, needed.total) == (4, 7)
     less = after(needed, 60, WITH_BUDGET, load(5.0))

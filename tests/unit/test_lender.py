@@ -213,6 +213,26 @@ async def test_one_that_its_users_do_not_leave_makes_room_for_another_that_is_em
     assert stand.lender.lent == {"b"}
 
 
+async def test_one_whose_weights_failed_is_not_passed_over_for_another() -> None:
+    stand = await a_stand(calendar=[{"start": "00:00", "end": "12:00", "replicas": 1}])
+    stand.board.replicas_alive = [beat("a", seats_users=1), beat("b", seats_users=1)]
+    await stand.pass_time(12)
+    stand.board.replicas_alive = [beat("a", ReplicaRole.ROLLOUT), beat("b", seats_users=2)]
+    await stand.pass_time(30)
+    stand.board.replicas_alive = [beat("a", seats_users=2), beat("b", seats_users=1)]
+    await stand.pass_time(60)
+    assert stand.lender.lent == {"a"}
+
+
+async def test_no_more_seats_are_expected_to_be_full_than_rollouts_may_have() -> None:
+    stand = await a_stand()
+    stand.config = stand.config.model_copy(update={"harvest": stand.config.harvest.model_copy(update={"max_seats": 4})})
+    stand.lender = stand.gateway()
+    busy = [beat("a", ReplicaRole.ROLLOUT, seats_rollouts=4), *(beat(name) for name in "bcd")]
+    stand.board.replicas_alive = busy
+    assert await stand.pass_time(60) == 3
+
+
 async def test_one_that_serve_stops_is_none_that_others_are_lent_for() -> None:
     stand = await a_stand()
     stand.board.replicas_alive = [beat("a"), beat("b", state=ReplicaState.RETIRED)]

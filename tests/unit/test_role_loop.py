@@ -349,13 +349,14 @@ async def test_a_sample_that_never_ends_does_not_keep_the_replica_for_ever(tmp_p
 
 
 async def test_a_push_that_is_under_way_takes_nothing_of_the_time_to_come_back(tmp_path: Path) -> None:
-    stand = await lent(tmp_path, reclaim_s=0.3)
-    sample = stand.seats.ask(prefill=1)
+    stand = await lent(tmp_path, reclaim_s=1.0)
+    stand.reconciler._undisturbed.clear()  # as in a delivery
     stepping = asyncio.create_task(stand.step())
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.7)
+    assert stand.role is ReplicaRole.RECLAIMING
     stand.engine.stuck = asyncio.Event()
-    stand.seats.leave(sample)
-    await asyncio.sleep(0.2)
+    stand.reconciler._undisturbed.set()
+    await asyncio.sleep(0.7)
     stand.engine.stuck.set()
     assert await stepping is ReplicaRole.SERVING
 
@@ -382,9 +383,11 @@ async def test_a_wish_that_cannot_be_read_ends_no_replica(tmp_path: Path) -> Non
 
     stand.wishes.wished = unreadable  # type: ignore[method-assign]
     running = asyncio.create_task(stand.loop.run())
-    await asyncio.sleep(0.2)
+    async with asyncio.timeout(10):
+        while stand.role is not ReplicaRole.SERVING:
+            await asyncio.sleep(0.01)
     assert not running.done()
-    assert (stand.role, stand.engine.holds) == (ReplicaRole.SERVING, PRODUCTION)
+    assert stand.engine.holds == PRODUCTION
     running.cancel()
 
 

@@ -128,7 +128,7 @@ async def test_after_new_weights_users_who_waited_get_their_first_token_before_r
 async def test_a_user_whose_prompt_takes_long_keeps_rollouts_aside_for_a_bounded_time(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seat_keeper, "_FIRST_TOKENS_S", 0.02)
+    monkeypatch.setattr(seat_keeper, "FIRST_TOKENS_S", 0.02)
     keeper = keeper_of(engine, SloConfig())
     engine.requests = {"long": RequestTimes(engine.now - 0.2, None, None, 0)}
     async with asyncio.timeout(1), keeper.aside():
