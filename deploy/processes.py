@@ -100,8 +100,8 @@ def uninterrupted() -> Iterator[None]:
 def interrupt_deferred() -> Iterator[None]:
     """The first SIGINT or SIGTERM takes effect at the end of the block, the second at once.
 
-    None does where the block raises, which ends the work as well. A handler that the block sets, as Ray does for SIGTERM,
-    goes before this one until its end.
+    None does where the block raises, which ends the work as well. A handler that the block sets itself, as Ray does for
+    SIGTERM, goes before this one until the end.
     """
     came: list[int] = []
 

@@ -200,13 +200,11 @@ class Lender:
             _log.info("lending", lent=sorted(lent), demand=situation.demand, allowed=situation.allowed)
         self.lent = lent
 
-    def _kept_by_users(self, beats: Sequence[Heartbeat], silent: Collection[str]) -> set[str]:
+    def _kept_by_users(self, beats: Sequence[Heartbeat], silent: Collection[str]) -> frozenset[str]:
         """Lent ones that serve again since their users did not leave in time: another may be empty."""
         busy = {beat.replica for beat in beats if _serves(beat, silent) and beat.seats_users > 0}
-        ended = {
-            beat.replica for beat in beats if self._wall() - self._decided_at.get(beat.replica, math.inf) > _HEARS_S
-        }
-        return (self.lent & busy & ended) - self._emptied
+        heard = {replica for replica, at in self._decided_at.items() if self._wall() - at > _HEARS_S}
+        return (self.lent & busy & heard) - self._emptied
 
 
 def _sequences(beats: Sequence[Heartbeat], silent: Collection[str]) -> int:
