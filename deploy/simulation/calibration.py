@@ -7,6 +7,7 @@ rollouts alone and the cells of one load -> steps of more, and how much longer t
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
+from statistics import median
 
 from deploy.simulation.bench import Bench, Cell, predict
 from deploy.simulation.engine_model import EngineModel
@@ -65,7 +66,8 @@ def _first(bench: Bench, cells: Sequence[Cell]) -> EngineModel:
 def _slowness(cells: Sequence[Cell]) -> float:
     """Of steps in a push, where the batch was that of other times: a guard takes rollouts out of it."""
     held = [cell for cell in cells if cell.arm in {"constant", "unguarded"} and cell.pushes.slowness is not None]
-    return _mean(cell.pushes.slowness for cell in held or cells)
+    known = [cell.pushes.slowness for cell in held or cells if cell.pushes.slowness is not None]
+    return median(known) if known else 1.0
 
 
 def _mean(values: Iterable[float | None]) -> float:

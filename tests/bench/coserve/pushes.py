@@ -16,7 +16,6 @@ from pathlib import Path
 
 from rollout.board import AppliedPush
 from rollout.errors import NightshiftError
-from rollout.percentile import percentile
 from rollout.weights import MANIFEST, WeightManifest, version_dir
 from services.background import in_background
 from tests.fake_trainer import FakeTrainer
@@ -123,13 +122,13 @@ def felt(push: Push, answers: Sequence[Answer]) -> float | None:
 
 
 def slowness(pushes: Sequence[Push], answers: Sequence[Answer]) -> float | None:
-    """How many times as long as at other times a user's token took during a push, by medians; None where there were no
-    tokens in or outside of one."""
+    """How many times as long as at other times a user's token took during a push, by means, since several may come in one
+    chunk; None where there were no tokens in or outside of one."""
     spans = [(push.published_at, push.verified_at) for push in pushes if push.verified_at is not None]
     gaps: dict[bool, list[float]] = {True: [], False: []}
     for since, at in (pair for answer in answers for pair in pairwise(answer.chunks_at)):
         gaps[any(start <= at < stop for start, stop in spans)].append(at - since)
-    during, otherwise = percentile(gaps[True], 0.5), percentile(gaps[False], 0.5)
+    during, otherwise = (sum(found) / len(found) if found else 0.0 for found in (gaps[True], gaps[False]))
     return during / otherwise if during and otherwise else None
 
 

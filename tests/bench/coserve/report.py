@@ -31,7 +31,7 @@ DEFINITIONS: Mapping[str, str] = {
     "not_delivered": "tokens by the engine's own counter less those users got, those rollouts kept and one a canary "
     "(and with what an engine at rest made to prove that it lives)",
     "felt": "longest wait for a token, the first included, of any user whose answer overlaps a push",
-    "slowness": "median time of users' tokens during pushes beside that of other times",
+    "slowness": "mean time of users' tokens during pushes beside that of other times",
     "prefill_token_s": "what each further token of a prompt adds to a first token on the idle engine, as the replica "
     "measured it at its start",
     "interval": "95 %: of attainment Wilson's; else by bootstrap over users (differences: over pairs of the same user, "
