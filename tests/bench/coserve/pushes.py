@@ -122,8 +122,8 @@ def felt(push: Push, answers: Sequence[Answer]) -> float | None:
 
 
 def slowness(pushes: Sequence[Push], answers: Sequence[Answer]) -> float | None:
-    """How many times as long as at other times a user's token took during a push, by means, since several may come in one
-    chunk; None where there were no tokens in or outside of one."""
+    """How many times as long as at other times a user's token took during a push; None where there were no tokens in or
+    outside of one. By means: a chunk may bring several."""
     spans = [(push.published_at, push.verified_at) for push in pushes if push.verified_at is not None]
     gaps: dict[bool, list[float]] = {True: [], False: []}
     for since, at in (pair for answer in answers for pair in pairwise(answer.chunks_at)):
