@@ -65,8 +65,8 @@ class Parts:
 
     def rate(self, name: str) -> Array:
         """Of one of the sums a second, part by part."""
-        sums: Array = getattr(self, name)
-        return sums / np.maximum(self.noted_s, 1e-9)
+        rates: Array = getattr(self, name) / np.maximum(self.noted_s, 1e-9)
+        return rates
 
 
 def ratio_interval(

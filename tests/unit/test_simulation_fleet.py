@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import deploy.simulation.outcome as outcome_module
 from deploy.simulation.day import TICK_S, Day, fleet_at_start
 from deploy.simulation.engine_model import EngineModel
 from deploy.simulation.learner import Learner
@@ -158,13 +159,20 @@ def test_means_of_a_part_that_is_cut_short_are_of_what_there_was() -> None:
     assert found.parts.noted_s.sum() == pytest.approx(load.seconds)
 
 
-def test_a_trainer_that_waits_for_its_batches_pushes_as_rarely_as_it_steps() -> None:
-    training = Training(step_s=1.0, batch_groups=64, staleness=StalenessConfig(eta=1))
-    lines = [RatePoint(0, 2.0, 64, 48)]
-    found = simulate(scene(2, training), lambda: lines, seconds=1200.0, way="replicas", progress=lambda *_: None)
-    by_request = simulate(scene(2, training), lambda: lines, seconds=300.0, way="requests", progress=lambda *_: None)
-    assert found.pushes == pytest.approx(4 * by_request.pushes, rel=0.25)
-    assert found.tokens_per_day == pytest.approx(by_request.tokens_per_day, rel=0.15)
+def test_a_trainer_that_waits_for_its_batches_pushes_as_rarely_as_it_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def respond(*_: Any, push_every_s: float, **__: Any) -> Response:
+        asked.append(push_every_s)
+        return RESPONSE
+
+    monkeypatch.setattr(outcome_module, "respond", respond)
+    for step_s in (1.0, 100.0):
+        training = Training(step_s=step_s, batch_groups=64, staleness=StalenessConfig(eta=1))
+        one = scene(2, training)
+        simulate(one, lambda: [RatePoint(0, 2.0, 64, 48)], seconds=3600.0, way="replicas", progress=lambda *_: None)
+    batch_s = 64 * 8 * 160 / (2 * 420)  # two replicas, each with one user a second
+    assert asked == [1.0, pytest.approx(batch_s, rel=0.1), 100.0]
 
 
 def test_budget_windows_are_by_the_clocks_of_today() -> None:
