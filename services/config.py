@@ -54,6 +54,9 @@ class EngineConfig(Settings):
     first_token_steps: int = Field(default=4, ge=0, le=1024)
     """Most steps in a row that are without rollouts while users' prompts are computed, on an engine whose full step
     takes half as long again as that of one sequence; 0 for none."""
+    stream_every_s: float = Field(default=0.05, ge=0, le=10)
+    """Seconds between two pieces of a streamed answer, of which each costs gateway and client as much as a token; the
+    first token goes at once."""
     kv_cache_gib: int = Field(default=1, ge=1, le=1024)
     """CPU only: whole GiB of KV cache."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)

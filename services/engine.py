@@ -22,6 +22,7 @@ from services.replica import Replica, ReplicaUnhealthy
 from services.reward_pool import RewardPool
 from services.role_router import ROLE
 from services.shared_memory import unlink_below
+from services.stream_pace import paced
 from services.user_seats import sequences
 from services.vllm_engine import VllmEngine
 
@@ -99,6 +100,10 @@ class EngineServer(LLMServer):  # type: ignore[misc]
         replica, self._replica = getattr(self, "_replica", None), None
         if replica is not None:
             await replica.stop()
+
+    def _batch_output_stream(self, generator: AsyncGenerator[Any, None]) -> AsyncGenerator[list[Any], None]:
+        """In the place of Ray Serve LLM's own, which holds the first token back too."""
+        return paced(generator, self._fleet.engine.stream_every_s)
 
     def _admitted(self, request: Any, begin: Begin, seats: int) -> AsyncGenerator[Any, None]:
         if self._replica is None:

@@ -94,18 +94,19 @@ async def _measure(fleet: CoserveFleet, users: Users, plan: Plan, figures: Figur
             await _idle(one, figures)
         slo = Slo(**figures.content["slo"])
         wanted = [cell for cell in cells(plan.arms, plan.loads) if cell.key not in figures.cells]
-        sweeps = plan.loads if CONSTANT in plan.arms else ()
-        if "capacity" not in figures.content and (sweeps or any(cell.load for cell in wanted)):
+        at_loads = CONSTANT in plan.arms or any(cell.load for cell in wanted)
+        if "capacity" not in figures.content and at_loads:
             await _capacity(one, slo, figures)
         await one.pusher.prepare()
         if "copy_s" not in figures.content:
             figures.put(copy_s=latencies(copy_times(one.pusher.num_bytes, directory)), push_bytes=one.pusher.num_bytes)
-        for batch in batches(wanted):
-            await _batch(one, batch, slo, plan, figures)
-            left = sum(cell.key not in figures.cells for cell in wanted)
-            _say(f"{left} cells{' and the constants' if sweeps else ''} to go")
-        for load in sweeps:
-            await _sweep(one, load, slo, plan, figures)
+        for load in ("", *plan.loads):
+            for batch in batches([cell for cell in wanted if cell.load == load]):
+                await _batch(one, batch, slo, plan, figures)
+                left = sum(cell.key not in figures.cells for cell in wanted)
+                _say(f"{left} cells{' and constants' if CONSTANT in plan.arms else ''} to go")
+            if load and CONSTANT in plan.arms:  # while the machine is what the arms had
+                await _sweep(one, load, slo, plan, figures)
 
 
 async def _batch(one: Session, batch: Sequence[Cell], slo: Slo, plan: Plan, figures: Figures) -> None:

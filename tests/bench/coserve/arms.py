@@ -41,8 +41,8 @@ class Cell:
 
 
 def cells(arms: Sequence[str], loads: Sequence[str]) -> list[Cell]:
-    """In the order in which they are run: rollouts alone first, which the others are compared with. Constants come
-    after them, each when it is known what the one before did."""
+    """In the order in which they are run: rollouts alone first, which the others are compared with. A load's constants
+    come after its arms, each when it is known what the one before did."""
     found = [Cell(arm) for arm in (ROLLOUTS, ARRIVAL) if arm in arms]
     return found + [Cell(arm, load) for load in loads for arm in (USERS, GUARD, UNGUARDED) if arm in arms]
 
