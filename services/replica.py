@@ -41,9 +41,9 @@ from services.reward_pool import RewardPool
 from services.role_loop import RoleLoop
 from services.rollout_adapters import RolloutAdapters
 from services.run_queues import RunQueues
-from services.seat_guard import check_attainable
 from services.seat_keeper import SeatKeeper
 from services.sharing import rehearsed, way_in
+from services.slo_at_start import missed_at_start
 from services.staging import Staging, replica_name
 from services.stopping import stopping
 from services.swap import WeightSwap
@@ -70,6 +70,8 @@ class Replica:
         self._config = self._built_with = config
         self._refused = ""
         """Why the newest `user_config` is not in force."""
+        self._slow = ""
+        """Which target of the SLO the idle engine missed."""
         self._engine = engine
         self._store = store
         self._board = RedisBoard(store)
@@ -250,7 +252,7 @@ class Replica:
             pushes=tuple(self.reconciler.pushes),
             started_at=self._started_at,
             sent_at=time.time(),
-            detail=condition.reason or self.reconciler.detail or self._refused,
+            detail=condition.reason or self.reconciler.detail or self._refused or self._slow,
             pinned=None if condition.state is ReplicaState.DEAD else self.reconciler.pinned,
             rollout_cuts=tally.cuts,
             rollout_salvaged=tally.salvaged,
@@ -316,7 +318,9 @@ class Replica:
         """What the engine does without work: the autoscaler counts in it, and an SLO must leave room for it."""
         engine, seats = self._engine, self._config.engine.max_num_seqs
         speed = await measure(engine, seats, adapter=engine.user_adapter, clock=time.perf_counter)
-        check_attainable(self._config.slo, speed)
+        self._slow = await missed_at_start(
+            self._config.slo, speed, board=self._board, fleet=self._config.fleet, replica=self.name
+        )
         self.keeper.calibrate(speed)
         engine.rollouts_give_way = self._config.engine.first_token_steps > 0 and slowed_by_company(speed, seats)
         self._load = UserLoad(
