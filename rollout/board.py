@@ -147,6 +147,9 @@ class Heartbeat:
     prefill_token_s: float = 0.0
     """What each further token of a prompt adds to a first token on the idle engine, as measured at its start; 0 where
     none is to be seen."""
+    max_seats: int | None = None
+    """Most that rollouts may hold by the settings in force, which may have changed since start; None where only users
+    bound them."""
 
     @property
     def follows(self) -> bool:

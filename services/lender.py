@@ -117,7 +117,7 @@ class Lender:
             self._epoch = epoch
         self._meter.observe(beats, now)
         price = self._meter.price(beats)
-        if not _idle(beats, self._config.harvest.max_seats):
+        if not _idle(beats):
             self._full_at = now
         waiting = await self._groups_waiting(now) if now - self._full_at <= _IDLE_S else 0
         situation = self._situation(beats, silent, price, waiting)
@@ -212,11 +212,11 @@ def _sequences(beats: Sequence[Heartbeat], silent: Collection[str]) -> int:
     return sum(beat.seats_users for beat in beats if beat.replica not in silent)
 
 
-def _idle(beats: Sequence[Heartbeat], max_seats: int | None) -> bool:
+def _idle(beats: Sequence[Heartbeat]) -> bool:
     """Whether those that are lent have seats to spare: what is queued then waits for the training gate, not for one."""
     harvesting = (beat for beat in beats if beat.role is ReplicaRole.ROLLOUT and beat.state is ReplicaState.HEALTHY)
     lent = [beat for beat in harvesting if beat.pinned is None]  # which leases of one evaluation only
-    seats = sum(beat.seats_total if max_seats is None else min(max_seats, beat.seats_total) for beat in lent)
+    seats = sum(b.seats_total if b.max_seats is None else min(b.max_seats, b.seats_total) for b in lent)
     return sum(beat.seats_rollouts for beat in lent) < _FULL * seats
 
 

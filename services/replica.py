@@ -242,6 +242,7 @@ class Replica:
             seats_total=self._config.engine.max_num_seqs,
             seats_users=self.users.held,
             seats_rollouts=self.keeper.seats.held,
+            max_seats=self._config.harvest.max_seats,
             seat_limit=self.keeper.limit,
             slo_headroom=self.keeper.headroom,
             slo_breaches=self.keeper.breaches,

@@ -226,9 +226,7 @@ async def test_one_whose_weights_failed_is_not_passed_over_for_another() -> None
 
 async def test_no_more_seats_are_expected_to_be_full_than_rollouts_may_have() -> None:
     stand = await a_stand()
-    stand.config = stand.config.model_copy(update={"harvest": stand.config.harvest.model_copy(update={"max_seats": 4})})
-    stand.lender = stand.gateway()
-    busy = [beat("a", ReplicaRole.ROLLOUT, seats_rollouts=4), *(beat(name) for name in "bcd")]
+    busy = [beat("a", ReplicaRole.ROLLOUT, seats_rollouts=4, max_seats=4), *(beat(name) for name in "bcd")]
     stand.board.replicas_alive = busy
     assert await stand.pass_time(60) == 2, "of those that serve one stays with users"
 
