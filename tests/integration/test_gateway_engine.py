@@ -45,6 +45,21 @@ def test_chat_whole_and_streamed(user: openai.OpenAI, model: str) -> None:
     assert said == whole.choices[0].message.content
 
 
+def test_a_stream_begins_with_its_first_token_alone(fleet: RunningFleet, model: str) -> None:
+    asked = {"model": model, "prompt": "the quick brown fox", "max_tokens": 64, "ignore_eos": True, "stream": True}
+    with httpx.Client(base_url=fleet.url, trust_env=False, timeout=60) as client:
+
+        def first_piece() -> int:
+            headers = {"Authorization": f"Bearer {fleet.tokens.user}"}
+            with client.stream("POST", "/v1/completions", json=asked, headers=headers) as answer:
+                pieces = [piece.count(b'"choices"') for piece in answer.iter_raw()]
+            assert sum(pieces) >= 64
+            return pieces[0]
+
+        # another process may have held this one up for a moment, so that it finds more
+        assert min(first_piece() for _ in range(5)) <= 2
+
+
 def test_a_client_without_limits_of_its_own_is_served(user: openai.OpenAI, model: str) -> None:
     answer = user.chat.completions.create(model=model, messages=[{"role": "user", "content": "hello"}])
     assert answer.choices[0].finish_reason in {"stop", "length"}
