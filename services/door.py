@@ -8,6 +8,7 @@ from rollout.board import ReplicaRole
 from services.engine_faults import faults_reported
 from services.role_router import NotServing
 from services.user_load import Answer
+from services.way import marked
 
 Begin = Callable[[], Awaitable[AsyncGenerator[Any, None]]]
 """Hands a request to the engine."""
@@ -40,9 +41,11 @@ class House(Protocol):
         ...
 
 
-async def admitted(house: House, begin: Begin, seats: int, *, name: str) -> AsyncGenerator[Any, None]:
+async def admitted(
+    house: House, begin: Begin, seats: int, *, name: str, first_token_s: Callable[[], float | None] = lambda: None
+) -> AsyncGenerator[Any, None]:
     """The request's own stream; it holds as many of the users' seats until it ends or is given up. `name` is Serve's of
-    the replica.
+    the replica. Its first item says what `first_token_s` does of the engine, see `way`.
 
     Raises NotServing before its first item, and before the engine has heard of it, in another role or where the engine
     is dead: the gateway tries another replica, and the router learns of both only later.
@@ -52,9 +55,11 @@ async def admitted(house: House, begin: Begin, seats: int, *, name: str) -> Asyn
     if not house.takes_users:
         raise NotServing(name, str(house.role))
     # no await between the look at the role and the seats: a replica that nobody holds a seat of is drained
+    begun = False
     with house.request(seats) as answer:
         async for item in faults_reported(await begin(), house.failed):
             house.answered()
             answer.got(item)
-            yield item
+            yield item if begun else marked(item, first_token_s())
+            begun = True
         answer.finished = True

@@ -25,6 +25,7 @@ from services.shared_memory import unlink_below
 from services.stream_pace import paced
 from services.user_seats import sequences
 from services.vllm_engine import VllmEngine
+from services.way import told
 
 
 class EngineServer(LLMServer):  # type: ignore[misc]
@@ -90,11 +91,11 @@ class EngineServer(LLMServer):  # type: ignore[misc]
 
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         begin = partial(super().chat, request, raw_request_info)
-        return self._admitted(request, begin, sequences("", request.n))
+        return self._admitted(request, raw_request_info, begin, sequences("", request.n))
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         begin = partial(super().completions, request, raw_request_info)
-        return self._admitted(request, begin, sequences(request.prompt, request.n))
+        return self._admitted(request, raw_request_info, begin, sequences(request.prompt, request.n))
 
     async def __del__(self) -> None:
         replica, self._replica = getattr(self, "_replica", None), None
@@ -105,8 +106,17 @@ class EngineServer(LLMServer):  # type: ignore[misc]
         """In the place of Ray Serve LLM's own, which holds the first token back too."""
         return paced(generator, self._fleet.engine.stream_every_s)
 
-    def _admitted(self, request: Any, begin: Begin, seats: int) -> AsyncGenerator[Any, None]:
+    def _admitted(self, request: Any, info: Any, begin: Begin, seats: int) -> AsyncGenerator[Any, None]:
         if self._replica is None:
             raise ReplicaUnhealthy("the replica is stopping")
+        headers = {} if info is None else info.headers
+        if (way_s := told(headers)) is not None:
+            self._replica.keeper.way_s = way_s
         request.cache_salt = salted(self._vllm.loads, request.cache_salt)
-        return admitted(self._replica, begin, seats, name=serve.get_replica_context().replica_id.unique_id)
+        return admitted(
+            self._replica,
+            begin,
+            seats,
+            name=serve.get_replica_context().replica_id.unique_id,
+            first_token_s=lambda: self._vllm.first_token_s(headers.get("x-request-id", "")),
+        )

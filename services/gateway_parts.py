@@ -15,6 +15,7 @@ from services.config import FleetConfig
 from services.limits import InFlight
 from services.metrics import UserLatency
 from services.tokenizer import PromptReader, PromptTokenizer
+from services.way import Ways
 
 
 class UserBackend(Protocol):
@@ -49,6 +50,7 @@ class GatewayParts:
     rollout_reader: PromptReader
     registry: CollectorRegistry
     latency: UserLatency
+    ways: Ways
     users: InFlight
     streams: InFlight
 
@@ -65,6 +67,7 @@ def assemble(
     """The parts of one gateway process. Raises ConfigError when the tokens cannot be used."""
     limits = fleet.gateway.limits
     registry = CollectorRegistry()
+    latency = UserLatency(registry)
     return GatewayParts(
         fleet=fleet,
         board=board,
@@ -77,7 +80,8 @@ def assemble(
         # a tokenizer is not safe in two threads at once
         rollout_reader=PromptReader(deepcopy(tokenizer)),
         registry=registry,
-        latency=UserLatency(registry),
+        latency=latency,
+        ways=Ways(latency.now),
         users=InFlight("user requests", limits.max_user_requests, "gateway.limits.max_user_requests"),
         streams=InFlight("streams of samples", limits.max_streams, "gateway.limits.max_streams"),
     )

@@ -17,7 +17,7 @@ from services.idle_speed import IdleSpeed
 from services.recent_peak import RecentPeak
 from services.seat_guard import Felt, Guard, check_attainable, guarded_seats, next_guard, prefill_pace
 from services.seats import Seats, rollout_seats
-from services.slo import SloConfig
+from services.slo import SloConfig, in_engine
 from services.step_log import StepLog
 from services.user_seats import UserSeats
 from services.user_weight import UserWeight
@@ -91,6 +91,8 @@ class SeatKeeper:
         self._aside = False
         self.breaches = 0
         """Times that rollouts lost every seat."""
+        self.way_s = 0.0
+        """Of a user's first token beside the engine, of late: what is left of the target is the engine's."""
         self.users = UserSeats(self.resize)
         self.seats = Seats(0, pace=harvest.prefill_tokens)
         self.resize()
@@ -113,6 +115,11 @@ class SeatKeeper:
     @property
     def _guards(self) -> bool:
         return self._slo.guards and self._role is None
+
+    @property
+    def _targets(self) -> SloConfig:
+        """Of the engine."""
+        return in_engine(self._slo, self.way_s)
 
     @property
     def rollouts_aside(self) -> bool:
@@ -245,7 +252,7 @@ class SeatKeeper:
             self._felt(now, still),
             now,
             dt,
-            slo=self._slo,
+            slo=self._targets,
             headroom=self._headroom.share,
             idle=self.idle,
             seats=self._total,
@@ -258,10 +265,10 @@ class SeatKeeper:
 
     def _learn(self, now: float, dt: float) -> None:
         """What users without rollouts beside them felt is not the rollouts' doing."""
-        self._weight.learn(self._window.ended)
+        self._weight.learn(self._window.left)
         self._beside_at = now if self.seats.held else self._beside_at
         self._headroom = next_headroom(
-            self._headroom, self._window.ended, now, dt, beside_at=self._beside_at, slo=self._slo
+            self._headroom, self._window.ended, now, dt, beside_at=self._beside_at, slo=self._targets
         )
 
     def _felt(self, now: float, still: float) -> Felt:
@@ -287,7 +294,7 @@ class SeatKeeper:
     def _pace(self) -> int:
         most = self._harvest.prefill_tokens
         # nobody meets the steps of a replica that is lent
-        return most if self._role is not None else prefill_pace(self._slo, self.idle, seats=self._total, most=most)
+        return most if self._role is not None else prefill_pace(self._targets, self.idle, seats=self._total, most=most)
 
     def _allowed(self) -> int:
         """Seats to give."""

@@ -10,7 +10,7 @@ class SloConfig(Settings):
     seat that users leave."""
 
     ttft_s: float | None = Field(default=None, gt=0)
-    """Seconds to the first token, from the request's arrival at its replica."""
+    """Seconds to the first token, from the request's arrival at the gateway."""
     tpot_s: float | None = Field(default=None, gt=0)
     """Seconds between two tokens, mean of a request."""
     window_s: float = Field(default=10.0, gt=0, le=300)
@@ -34,3 +34,19 @@ class SloConfig(Settings):
     def guards(self) -> bool:
         """Whether there is a target at all."""
         return self.ttft_s is not None or self.tpot_s is not None
+
+
+_LEAST = 0.5
+"""Share of a target for first tokens that is the engine's, however long the way to it: a gateway that stood still for a
+moment would else be taken for engines that are too slow."""
+
+
+def in_engine(slo: SloConfig, way_s: float) -> SloConfig:
+    """The targets that the engine has to meet, where first tokens take `way_s` beside it.
+
+    >>> [in_engine(SloConfig(ttft_s=0.2), way_s).ttft_s for way_s in (0.0, 0.05, 0.3)]
+    [0.2, 0.15, 0.1]
+    """
+    if slo.ttft_s is None or not way_s:
+        return slo
+    return slo.model_copy(update={"ttft_s": max(_LEAST * slo.ttft_s, slo.ttft_s - way_s)})

@@ -16,6 +16,7 @@ from services.limits import read_json
 from services.openapi import ERRORS, Answers, body_of, needs
 from services.submissions import check_context
 from services.user_schemas import DROPPED, ChatBody, CompletionBody
+from services.way import HEADER
 
 _STREAM: dict[str, Any] = {"text/event-stream": {}}
 _ANSWER: Answers = {
@@ -58,7 +59,7 @@ class UserApi:
         body = _parse(CompletionBody, await read_json(request))
         await self._check_completion(body)
         sent = self._forwarded(body)
-        return self._timed(await self._parts.backend.completions(sent, _engine_headers()), started)
+        return self._timed(await self._parts.backend.completions(sent, self._engine_headers()), started)
 
     async def chat(self, request: Request) -> Response:
         """OpenAI chat completions; `stream: true` answers as server-sent events."""
@@ -67,7 +68,7 @@ class UserApi:
         body = _parse(ChatBody, await read_json(request))
         await self._check_chat(body)
         sent = self._forwarded(body)
-        return self._timed(await self._parts.backend.chat(sent, _engine_headers()), started)
+        return self._timed(await self._parts.backend.chat(sent, self._engine_headers()), started)
 
     async def _check_completion(self, body: CompletionBody) -> None:
         sequences = len(body.prompts) * (body.n or 1)
@@ -132,10 +133,18 @@ class UserApi:
 
     def _timed(self, response: Response, started: float) -> Response:
         if isinstance(response, StreamingResponse):
-            response.body_iterator = self._parts.latency.streamed(response.body_iterator, started)
+            now = self._parts.latency.now
+            chunks = self._parts.ways.stripped(response.body_iterator, lambda: now() - started)
+            response.body_iterator = self._parts.latency.streamed(chunks, started)
         else:
             self._parts.latency.answered(started, response.status_code)
         return response
+
+    def _engine_headers(self) -> dict[str, str]:
+        """A fresh request id: clients' own could collide inside an engine, and no other header of theirs goes
+        further."""
+        way = f"{self._parts.ways.seconds:.4f}"
+        return {"x-request-id": uuid.uuid4().hex, "content-type": "application/json", HEADER: way}
 
     def _unknown_model(self, model: str | None) -> ApiError:
         known = ", ".join(sorted(self._parts.backend.model_cards()))
@@ -179,8 +188,3 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
         return {**message, "content": joined_text(content)}
     except ValueError as error:
         raise ApiError(400, f"messages: {error}", code="unsupported_content", param="messages") from None
-
-
-def _engine_headers() -> dict[str, str]:
-    """A fresh request id: clients' own could collide inside an engine, and no other header of theirs goes further."""
-    return {"x-request-id": uuid.uuid4().hex, "content-type": "application/json"}

@@ -67,9 +67,11 @@ class UserWindow:
         self._marks: dict[str, deque[_Mark]] = {}
         self._live: Mapping[str, RequestTimes] = {}
         self._looked_at = 0.0
+        self.left: list[RequestTimes] = []
+        """Who left between the two newest looks, as last seen."""
         self.ended: list[RequestTimes] = []
-        """Who left between the two newest looks, as far as a standstill had no part in it. Whoever left without a token
-        that was seen has waited until the look before at least."""
+        """The same as far as a standstill had no part in it. Whoever left without a token that was seen has waited
+        until the look before at least."""
 
     def look(self, now: float, live: Mapping[str, RequestTimes], *, still: float = 0.0) -> None:
         """Take in the requests that are in the engine now, by id. First tokens of those that arrived before `still`,
@@ -82,8 +84,8 @@ class UserWindow:
                 marks = self._marks.setdefault(name, deque())
                 if not marks or marks[-1].tokens != times.tokens:
                     marks.append(_Mark(times.last, times.tokens))
-        gone = (times for name, times in self._live.items() if name not in live)
-        self.ended = [end for times in gone if (end := _end(times, self._looked_at, still)) is not None]
+        self.left = [times for name, times in self._live.items() if name not in live]
+        self.ended = [end for times in self.left if (end := _end(times, self._looked_at, still)) is not None]
         self._live, self._looked_at = live, now
         self._forget(now - self._window_s)
 

@@ -18,6 +18,7 @@ from deploy.simulation.scene import Scene
 from deploy.simulation.trace import Arrival
 from deploy.simulation.work import Work
 from services.autoscaling.demand import FleetLoad
+from services.way import Ways
 
 LOOK_S = 0.1
 """As the seat keeper does."""
@@ -86,6 +87,7 @@ class _Live:
         self._arrived: deque[float] = deque()
         self._too_late: list[Unanswered] = []
         """Users who come, but reach no replica before the end."""
+        self._ways = Ways(lambda: self._now)
         self._tokens = 0.0
         self._count = 0
         scaling = scaling_of(scene.options.autoscaling, scene.replicas)
@@ -126,6 +128,7 @@ class _Live:
         model = self._scene.model
         running = sum(len(replica.engine.running) for replica in self._replicas) / max(1, len(self._replicas))
         way_s = slowness * (model.door_s + model.door_sequence_s * running)
+        self._ways.add(way_s)
         if self._now + way_s < self._end:
             self._at(self._now + way_s, partial(self._arrive, user))
         else:
@@ -140,6 +143,7 @@ class _Live:
         self._arrived.append(self._now)
         pair = self._source.sample(self._replicas, min(2, len(self._replicas)))
         replica = min(pair, key=lambda one: one.users)
+        replica.keeper.way_s = self._ways.seconds
         replica.arrive(user.time, user.prompt, user.tokens)
         self._mind(replica)
 

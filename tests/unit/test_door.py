@@ -68,6 +68,12 @@ async def test_a_request_holds_its_seats_from_its_arrival_to_its_end() -> None:
     assert (house.seats.held, house.answers, house.told) == (0, [Answer(2, finished=True)], ["answered"] * 2)
 
 
+async def test_an_event_stream_begins_with_what_the_engine_took() -> None:
+    engine = Engine(["data: a\n\n"], ["data: b\n\n"])  # type: ignore[arg-type]
+    stream = admitted(House(), engine.begin, 1, name="x", first_token_s=lambda: 0.25)
+    assert [item async for item in stream] == [[": engine 0.2500\n\n", "data: a\n\n"], ["data: b\n\n"]]
+
+
 async def test_who_leaves_early_gives_the_seats_back_and_is_no_failure() -> None:
     house, engine = House(), Engine("data: a\n\n", "data: b\n\n")
     stream = admitted(house, engine.begin, 1, name="x")

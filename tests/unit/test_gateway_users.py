@@ -16,6 +16,7 @@ from services.gateway_app import build_app
 from services.metrics import UserLatency, quantiles
 from services.tokenizer import TokenisedPrompt
 from services.user_schemas import ChatBody, CompletionBody
+from services.way import HEADER
 from tests.unit.gateway_kit import ADMIN, MODEL, USER, EchoBackend, Kit, WordTokenizer, bearer, fleet, kit, until
 
 
@@ -50,7 +51,7 @@ async def test_priority_and_other_ways_into_the_engine_are_stripped(path: str) -
     for sent, headers in zip(gateway.backend.bodies, gateway.backend.headers, strict=True):
         assert not sent.keys() & hatches.keys()
         assert sent["seed"] == 3
-        assert set(headers) == {"x-request-id", "content-type"}
+        assert set(headers) == {"x-request-id", "content-type", HEADER}
         assert "someone" not in headers["x-request-id"]
     assert gateway.backend.headers[0]["x-request-id"] != gateway.backend.headers[1]["x-request-id"]
 
@@ -85,6 +86,28 @@ async def test_a_stream_arrives_unchanged_and_is_measured() -> None:
     users = status["users"]
     assert (users["in_flight"], users["ttft_ms"]["count"], users["tpot_ms"]["count"]) == (0, 1, 1)
     assert users["ttft_ms"]["p50"] > 0
+
+
+class MarkedBackend(EchoBackend):
+    """A replica that says what its engine took."""
+
+    async def _chunks(self) -> AsyncIterator[str]:
+        await asyncio.sleep(0.05)
+        first = True
+        async for chunk in super()._chunks():
+            yield f": engine 0.0200\n\n{chunk}" if first else chunk
+            first = False
+
+
+async def test_engines_hear_what_the_way_to_them_took_and_users_do_not() -> None:
+    backend = MarkedBackend()
+    gateway = kit(backend=backend)
+    async with connect(gateway) as http:
+        answers = [await http.post("/v1/completions", json=body("text", stream=True)) for _ in range(2)]
+    assert [answer.text.partition(" ")[0] for answer in answers] == ["data:"] * 2
+    first, second = (float(headers[HEADER]) for headers in backend.headers)
+    assert first == 0
+    assert 0.03 <= second < 0.5
 
 
 class HeldBackend(EchoBackend):

@@ -102,6 +102,37 @@ async def test_users_whose_prompts_take_the_time_of_rollouts_take_as_many_of_the
         assert keeper.seats.capacity == TOTAL - 7
 
 
+async def test_users_whose_answers_a_push_interrupts_count_with_all_of_their_tokens(engine: Engine) -> None:
+    keeper = keeper_of(engine)
+    sat(keeper, TOTAL)
+    look(keeper, engine, 5)
+    for _ in range(50):
+        begun = engine.now
+        engine.requests = {"a": RequestTimes(begun, begun + 0.03, begun + 0.08, tokens=900)}
+        look(keeper, engine)
+        engine.still_until, engine.requests = begun + 0.05, {}
+        look(keeper, engine)
+    with keeper.users.hold(2):  # of 0.03 s of prompt for 900 tokens
+        assert keeper.limit == TOTAL
+        assert keeper.seats.capacity == TOTAL - 3
+
+
+async def test_what_the_way_to_the_engine_takes_is_not_left_for_it(engine: Engine) -> None:
+    def capacity(way_s: float) -> int:
+        keeper = keeper_of(engine)
+        keeper.way_s = way_s
+        sat(keeper, TOTAL)
+        look(keeper, engine, 5)
+        for _ in range(2):
+            engine.requests = {"a": RequestTimes(engine.now - 0.05, engine.now + 0.06, engine.now + 0.06, tokens=1)}
+            look(keeper, engine)
+        engine.requests = {}
+        return keeper.seats.capacity
+
+    assert capacity(0.0) > 0
+    assert capacity(0.1) == 0, "0.11 s are more than what is left of 0.2 s"
+
+
 async def test_a_seat_that_a_user_leaves_is_given_to_no_rollout_before_the_window_is_over(engine: Engine) -> None:
     keeper = keeper_of(engine)
     tickets = sat(keeper, TOTAL)

@@ -123,3 +123,4 @@ def test_of_who_met_a_standstill_only_a_first_token_before_it_counts() -> None:
         (pytest.approx(0.3), True),
         (pytest.approx(0.1), False),
     ]
+    assert window.left == list(users.values())
