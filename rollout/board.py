@@ -20,7 +20,7 @@ class ReplicaState(StrEnum):
     RESTARTING = "restarting"
     """The engine starts and rehearses; it takes no users yet."""
     STALE = "stale"
-    """Serves users; lacks the current version or failed its check, and harvests nothing until verified."""
+    """Serves users; harvests nothing, since its weights are too far behind, not compared yet or failed their check."""
     HEALTHY = "healthy"
     """Serves users and harvests."""
     SUSPECT = "suspect"

@@ -241,7 +241,8 @@ class AutoscalingConfig(Settings):
 
 
 class LimitsConfig(Settings):
-    """What one request may ask for; more is refused with 413 or 422."""
+    """What one request may ask for; more is refused: with 400 by the OpenAI routes, 422 by the rollout API, 413 where
+    the body is too large, 429 where too much is under way."""
 
     max_body_bytes: int = Field(default=4_194_304, ge=1024)
     max_prompts: int = Field(default=1024, ge=1)
