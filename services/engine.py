@@ -5,6 +5,7 @@ start: rewards -> engine -> replica
 
 import asyncio
 import os
+import uuid
 from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
@@ -112,11 +113,13 @@ class EngineServer(LLMServer):  # type: ignore[misc]
         headers = {} if info is None else info.headers
         if (way_s := told(headers)) is not None:
             self._replica.keeper.way_s = way_s
+        # the gateway's, or Ray Serve LLM takes one that the client may have chosen
+        request.request_id = headers.get("x-request-id") or uuid.uuid4().hex
         request.cache_salt = salted(self._vllm.loads, request.cache_salt)
         return admitted(
             self._replica,
             begin,
             seats,
             name=serve.get_replica_context().replica_id.unique_id,
-            first_token_s=lambda: self._vllm.first_token_s(headers.get("x-request-id", "")),
+            first_token_s=lambda: self._vllm.first_token_s(request.request_id),
         )

@@ -110,7 +110,7 @@ class VllmEngine:
         """Of the first of a request's sequences that has one, from its arrival here; None where none is here that has.
         OpenAI routes put words of their own around the id."""
         ids = self._client.output_processor.external_req_ids
-        names = [name for outer, inner in ids.items() if request_id and request_id in outer for name in inner]
+        names = [name for outer, inner in ids.items() if request_id in outer for name in inner]
         users = self.users() if names else {}
         waits = (users[name].ttft_s for name in names if name in users)
         return min((seconds for seconds in waits if seconds is not None), default=None)
