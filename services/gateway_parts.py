@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 from starlette.responses import Response
 
 from rollout.board import Board
@@ -68,6 +68,9 @@ def assemble(
     limits = fleet.gateway.limits
     registry = CollectorRegistry()
     latency = UserLatency(registry)
+    ways = Ways(latency.now)
+    gauge = Gauge("nightshift_user_way_seconds", "Of first tokens, beside the engine.", registry=registry)
+    gauge.set_function(lambda: ways.seconds)
     return GatewayParts(
         fleet=fleet,
         board=board,
@@ -81,7 +84,7 @@ def assemble(
         rollout_reader=PromptReader(deepcopy(tokenizer)),
         registry=registry,
         latency=latency,
-        ways=Ways(latency.now),
+        ways=ways,
         users=InFlight("user requests", limits.max_user_requests, "gateway.limits.max_user_requests"),
         streams=InFlight("streams of samples", limits.max_streams, "gateway.limits.max_streams"),
     )

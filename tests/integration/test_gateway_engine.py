@@ -1,6 +1,7 @@
 """The gateway in front of a real engine: unchanged OpenAI clients, rollouts by HTTP, and no other door."""
 
 import contextlib
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -58,6 +59,25 @@ def test_a_stream_begins_with_its_first_token_alone(fleet: RunningFleet, model: 
 
         # another process may have held this one up for a moment, so that it finds more
         assert min(first_piece() for _ in range(5)) <= 2
+
+
+@pytest.mark.parametrize("route", ["completions", "chat/completions"])
+def test_the_gateway_knows_what_of_a_first_token_was_not_the_engines(
+    fleet: RunningFleet, model: str, route: str
+) -> None:
+    def way_ms() -> float:
+        headers = {"Authorization": f"Bearer {fleet.tokens.admin}"}
+        return float(httpx.get(f"{fleet.url}/v1/status", headers=headers, trust_env=False).json()["users"]["way_ms"])
+
+    prompt = {"prompt": "hello"} if route == "completions" else {"messages": [{"role": "user", "content": "hello"}]}
+    asked = {"model": model, "max_tokens": 8, "ignore_eos": True, "stream": True, **prompt}
+    headers = {"Authorization": f"Bearer {fleet.tokens.user}"}
+    began = time.monotonic()
+    for _ in range(70):  # as many as are remembered, so that none is another route's
+        answer = httpx.post(f"{fleet.url}/v1/{route}", json=asked, headers=headers, trust_env=False, timeout=60)
+        assert ": engine" not in answer.text
+        assert answer.text.startswith("data: {")
+    assert 0 < way_ms() < 1000 * (time.monotonic() - began) / 10
 
 
 def test_a_client_without_limits_of_its_own_is_served(user: openai.OpenAI, model: str) -> None:

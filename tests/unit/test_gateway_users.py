@@ -105,6 +105,11 @@ async def test_engines_hear_what_the_way_to_them_took_and_users_do_not() -> None
     async with connect(gateway) as http:
         answers = [await http.post("/v1/completions", json=body("text", stream=True)) for _ in range(2)]
     assert [answer.text.partition(" ")[0] for answer in answers] == ["data:"] * 2
+    async with connect(gateway) as http:
+        users = (await http.get("/v1/status", headers=bearer(ADMIN))).json()["users"]
+        page = (await http.get("/metrics", headers=bearer(ADMIN))).text
+    assert users["way_ms"] >= 30
+    assert "nightshift_user_way_seconds 0.0" in page
     first, second = (float(headers[HEADER]) for headers in backend.headers)
     assert first == 0
     assert 0.03 <= second < 0.5
