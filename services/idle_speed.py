@@ -62,6 +62,22 @@ class IdleSpeed:
         """
         return self.first_token_s + max(0.0, tokens - 1) * self.token_s
 
+    def prompt_s(self, prompt: float) -> float:
+        """That the first token of a sequence with so many prompt tokens takes longer than the probe's.
+
+        >>> round(IdleSpeed(0.05, 0.02, 10.0, prefill_token_s=0.001).prompt_s(1024), 6)
+        1.0
+        """
+        return max(0.0, prompt - PROBE_PROMPT) * self.prefill_token_s
+
+    def busy_s(self, tokens: float, prompt: float) -> float:
+        """What a sequence takes of `capacity`: prompts are computed one after the other, however many seats there are.
+
+        >>> round(IdleSpeed(0.05, 0.02, 10.0, prefill_token_s=0.001).busy_s(101, 124), 6)
+        3.05
+        """
+        return self.service_s(tokens) + self.capacity * self.prompt_s(prompt)
+
     def full_step_s(self, seats: int) -> float:
         """Of a step with all `seats` busy.
 

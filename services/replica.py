@@ -30,7 +30,8 @@ from services.config import FleetConfig
 from services.fleet import Event
 from services.harvester import Harvester
 from services.health import Health
-from services.idle_speed import measure, slowed_by_company
+from services.idle_check import IdleCheck
+from services.idle_speed import IdleSpeed, measure, slowed_by_company
 from services.live_settings import reconfigured
 from services.loops import Loops
 from services.purposes import leasable
@@ -43,7 +44,6 @@ from services.rollout_adapters import RolloutAdapters
 from services.run_queues import RunQueues
 from services.seat_keeper import SeatKeeper
 from services.sharing import rehearsed, way_in
-from services.slo_at_start import missed_at_start
 from services.staging import Staging, replica_name
 from services.stopping import stopping
 from services.swap import WeightSwap
@@ -70,8 +70,6 @@ class Replica:
         self._config = self._built_with = config
         self._refused = ""
         """Why the newest `user_config` is not in force."""
-        self._slow = ""
-        """Which target of the SLO the idle engine missed."""
         self._engine = engine
         self._store = store
         self._board = RedisBoard(store)
@@ -92,6 +90,7 @@ class Replica:
             arriving=lambda: self.reconciler.coming is not None,
         )
         self.users = self.keeper.users
+        self._idle = IdleCheck(self._idle_speed, asyncio.sleep)
         self._swap = way_in(config, engine, self.keeper.aside, self.keeper.spare)
         turns = Turns(RedisTurns(store, config.fleet), self.name, config.push)
         self.harvester = Harvester(
@@ -148,6 +147,14 @@ class Replica:
         self._loops.start("reconcile", self.reconciler.run())
         self._loops.start("seats", self.keeper.run())
         self._loops.start("harvest", self.harvester.run())
+        if self._idle.busy:
+            loop = self._idle.again(
+                lambda: self._config.slo,
+                users=lambda: self.users.held,
+                aside=self.keeper.aside,
+                meets=self._met_again,
+            )
+            self._loops.start("idle speed", loop)
         if self.roles is not None:
             self._loops.start("roles", self.roles.run())
 
@@ -170,7 +177,7 @@ class Replica:
         """
         try:
             config = reconfigured(self._built_with, changes)
-            self.keeper.configure(config.harvest, config.slo)
+            self.keeper.configure(config.harvest, config.slo, check=not self._idle.busy)
         except ValueError as error:
             self._refused = f"{SETTINGS_REFUSED}: {error}"
             _log.error("settings_refused", error=str(error))
@@ -232,6 +239,7 @@ class Replica:
     def heartbeat(self) -> Heartbeat:
         """What the board shows of this replica now."""
         tally, condition = self.harvester.tally, self.health.now()
+        missed = self._idle.missed(self._config.slo, self.keeper.idle)
         return Heartbeat(
             replica=self.name,
             host=socket.gethostname(),
@@ -253,7 +261,7 @@ class Replica:
             pushes=tuple(self.reconciler.pushes),
             started_at=self._started_at,
             sent_at=time.time(),
-            detail=condition.reason or self.reconciler.detail or self._refused or self._slow,
+            detail=condition.reason or self.reconciler.detail or self._refused or missed,
             pinned=None if condition.state is ReplicaState.DEAD else self.reconciler.pinned,
             rollout_cuts=tally.cuts,
             rollout_salvaged=tally.salvaged,
@@ -318,10 +326,7 @@ class Replica:
     async def _measure_idle(self) -> None:
         """What the engine does without work: the autoscaler counts in it, and an SLO must leave room for it."""
         engine, seats = self._engine, self._config.engine.max_num_seqs
-        speed = await measure(engine, seats, adapter=engine.user_adapter, clock=time.perf_counter)
-        self._slow = await missed_at_start(
-            self._config.slo, speed, board=self._board, fleet=self._config.fleet, replica=self.name
-        )
+        speed = await self._idle.first(self._config.slo, board=self._board, fleet=self._config.fleet, replica=self.name)
         self.keeper.calibrate(speed)
         engine.rollouts_give_way = self._config.engine.first_token_steps > 0 and slowed_by_company(speed, seats)
         self._load = UserLoad(
@@ -329,7 +334,17 @@ class Replica:
             window_s=self._config.autoscaling.rate_window_s,
             others=self._beside_users,
             clock=time.perf_counter,
+            prompt=lambda: self.keeper.user_prompt,
         )
+
+    async def _idle_speed(self) -> IdleSpeed:
+        engine, seats = self._engine, self._config.engine.max_num_seqs
+        return await measure(engine, seats, adapter=engine.user_adapter, clock=time.perf_counter)
+
+    def _met_again(self, speed: IdleSpeed) -> None:
+        self.keeper.calibrate(speed)
+        if self._load is not None:
+            self._load.calibrate(speed)
 
     def _beside_users(self) -> tuple[int, float] | None:
         """See `UserLoad`: rollouts, and new weights."""

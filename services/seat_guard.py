@@ -149,9 +149,18 @@ def _less(guard: Guard, felt: Felt, share: float) -> float:
     return max(1.0, share * min(guard.limit, float(felt.sequences)))
 
 
+def unattainable(slo: SloConfig, idle: IdleSpeed) -> str:
+    """Which target is below what the engine does without any other work, and what that is; empty where none is."""
+    pairs = {"ttft_s": (slo.ttft_s, idle.first_token_s), "tpot_s": (slo.tpot_s, idle.token_s)}
+    missed = (
+        f"slo.{name}={target:g} cannot be met: the idle engine needs {found:.4g} s"
+        for name, (target, found) in pairs.items()
+        if target is not None and target <= found
+    )
+    return next(missed, "")
+
+
 def check_attainable(slo: SloConfig, idle: IdleSpeed) -> None:
     """Raises ConfigError where a target is below what the engine does without any other work."""
-    pairs = {"ttft_s": (slo.ttft_s, idle.first_token_s), "tpot_s": (slo.tpot_s, idle.token_s)}
-    for name, (target, found) in pairs.items():
-        if target is not None and target <= found:
-            raise ConfigError(f"slo.{name}={target:g} cannot be met: the idle engine needs {found:.4g} s")
+    if why := unattainable(slo, idle):
+        raise ConfigError(why)

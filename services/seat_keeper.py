@@ -122,6 +122,11 @@ class SeatKeeper:
         return in_engine(self._slo, self.way_s)
 
     @property
+    def user_prompt(self) -> float:
+        """Tokens of users' prompts that were computed, on average."""
+        return self._weight.prompt
+
+    @property
     def rollouts_aside(self) -> bool:
         """Whether they left all seats for new weights, and get them back."""
         return self._aside
@@ -176,12 +181,14 @@ class SeatKeeper:
         """Whether users who came before then have none yet."""
         return any(user.first is None and user.arrived <= since for user in self._engine.users().values())
 
-    def configure(self, harvest: HarvestConfig, slo: SloConfig) -> None:
+    def configure(self, harvest: HarvestConfig, slo: SloConfig, *, check: bool = True) -> None:
         """Other settings from now on; what was learned under another SLO is forgotten, but not while there is none.
 
-        Raises ConfigError, and changes nothing, for an SLO that the idle engine cannot meet.
+        Raises ConfigError, and changes nothing, for another SLO that the idle engine cannot meet, if that is to be
+        checked.
         """
-        check_attainable(slo, self.idle)
+        if check and slo != self._slo:
+            check_attainable(slo, self.idle)
         if slo != self._slo:
             self._window, self._peak = UserWindow(slo.window_s), RecentPeak(slo.window_s)
             self._headroom = self._headroom_under(slo)
@@ -220,6 +227,8 @@ class SeatKeeper:
         """Take in what users and engine met since the last look, and give and take seats by it."""
         now, before = self._clock(), self._looked_at
         self._looked_at = now
+        self._window.look(now, self._engine.users(), still=self._still_until())
+        self._weight.learn(self._window.left)
         self._mind_cache(now)
         if self._guards:
             self._steer(now, now - before)
@@ -239,7 +248,6 @@ class SeatKeeper:
 
     def _steer(self, now: float, dt: float) -> None:
         still = self._still_until()
-        self._window.look(now, self._engine.users(), still=still)
         if still > now:
             return
         self._learn(now, dt)
@@ -265,7 +273,6 @@ class SeatKeeper:
 
     def _learn(self, now: float, dt: float) -> None:
         """What users without rollouts beside them felt is not the rollouts' doing."""
-        self._weight.learn(self._window.left)
         self._beside_at = now if self.seats.held else self._beside_at
         self._headroom = next_headroom(
             self._headroom, self._window.ended, now, dt, beside_at=self._beside_at, slo=self._targets

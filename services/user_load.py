@@ -73,18 +73,24 @@ class UserLoad:
         window_s: float,
         others: Callable[[], object | None],
         clock: Callable[[], float],
+        prompt: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`others` tells what else the engine did: the same at two times between which it did nothing, and None while
-        it does; `clock` counts seconds."""
+        it does; `clock` counts seconds; `prompt` tells the tokens of users' prompts, on average, that are computed."""
+        self._prompt = prompt
         self._speed = speed
         self._others = others
         self._clock = clock
         self._arrivals = ArrivalRate(window_s, clock)
         self._tokens = Average(_PRIOR_TOKENS)
         self._slowness = Average(1.0)
-        """Of users' requests on the idle engine to the probe's prediction, whose prompts are short."""
+        """Of users' requests on the idle engine to the prediction."""
         self._begun = 0
         self._running = 0
+
+    def calibrate(self, speed: IdleSpeed) -> None:
+        """What the engine does with nothing else to do, measured again."""
+        self._speed = speed
 
     @property
     def arrivals_per_s(self) -> float:
@@ -93,8 +99,8 @@ class UserLoad:
 
     @property
     def idle_service_s(self) -> float:
-        """Of a sequence as long as users' are on average, on an engine that does nothing else."""
-        return self._slowness.value * self._speed.service_s(self._tokens.value)
+        """Of a sequence as long as users' are on average, as part of `capacity`."""
+        return self._slowness.value * self._speed.busy_s(self._tokens.value, self._prompt())
 
     @property
     def capacity(self) -> float:
@@ -125,7 +131,8 @@ class UserLoad:
 
     def _ran_alone(self, tokens: int, seconds: float) -> None:
         low, high = _SLOWNESS_BOUNDS
-        self._slowness.add(min(high, max(low, seconds / self._speed.service_s(tokens))))
+        alone_s = self._speed.service_s(tokens) + self._speed.prompt_s(self._prompt())
+        self._slowness.add(min(high, max(low, seconds / alone_s)))
 
 
 def response_tokens(item: Any) -> int:

@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from services.idle_speed import PROBE_PROMPT, IdleSpeed
+from services.idle_speed import IdleSpeed
 from services.user_window import RequestTimes
 
 _MEMORY = 50
@@ -31,6 +31,8 @@ class UserWeight:
         """From 1 to 8; 1 before a user ended."""
         self.stay_s = math.inf
         """Mean time that they are in the engine; infinite before one ended."""
+        self.prompt = 0.0
+        """Mean tokens of their prompts that the cache did not have."""
 
     def learn(self, ended: Sequence[RequestTimes]) -> None:
         """These users have all of their tokens.
@@ -45,6 +47,7 @@ class UserWeight:
         self._ended.extend(times for times in ended if times.tokens)
         if not self._ended:
             return
+        self.prompt = sum(times.prompt for times in self._ended) / len(self._ended)
         self.stay_s = sum((times.last or times.arrived) - times.arrived for times in self._ended) / len(self._ended)
         prompts_s = sum(self._prompt_s(times) for times in self._ended)
         steps_s = sum(times.tokens for times in self._ended) * self._step_s
@@ -53,5 +56,4 @@ class UserWeight:
     def _prompt_s(self, times: RequestTimes) -> float:
         """Beyond the step of its first token, which others have theirs in too."""
         idle = self._idle
-        longer_s = max(0, times.prompt - PROBE_PROMPT) * idle.prefill_token_s
-        return max(0.0, idle.first_token_s - idle.token_s) + longer_s
+        return max(0.0, idle.first_token_s - idle.token_s) + idle.prompt_s(times.prompt)

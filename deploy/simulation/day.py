@@ -18,6 +18,7 @@ TICK_S = 10.0
 _RESAMPLES = 500
 _SEEN_EVERY = 360
 """Ticks."""
+_HALVINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,10 @@ class _Moment:
     """One tick of the fleet."""
 
     rate: float
-    """Users a second."""
+    """Users a second who reach the replicas."""
     running: int
+    refused_s: float = 0.0
+    """Users a second whom the gateway refuses."""
     held: float = 0.0
     """Users in a replica."""
     wanted: float = 0.0
@@ -56,6 +59,7 @@ class Day:
         self.parts = Parts(ticks * TICK_S, math.ceil(len(load.rates) / ticks))
         self.users_L = np.zeros(len(response.rates_L))
         """Users by the level of load at which they were served."""
+        self._refused = 0.0
 
     def run(self, seen: Callable[[float], None]) -> None:
         """`seen` hears the time now and then."""
@@ -71,7 +75,7 @@ class Day:
 
     def interval(self, *, seed: int) -> tuple[float, float] | None:
         """95 % of the attainment, by bootstrap over the parts of each level (Efron 1979); None without users."""
-        total = self.users_L.sum()
+        total = self.users_L.sum() + self._refused
         if not total:
             return None
         source, shape = np.random.default_rng(seed), self._response.users_LP.shape
@@ -82,8 +86,9 @@ class Day:
         low, high = np.quantile(found, (0.025, 0.975))
         return float(low), float(high)
 
-    def _moment(self, rate: float, running: int) -> _Moment:
-        response, each = self._response, rate / running
+    def _moment(self, came_s: float, running: int) -> _Moment:
+        response, rate = self._response, self._admitted(came_s, running)
+        each = rate / running
         held, wanted = response.at(response.held_L, each), response.at(response.rollouts_L, each)
         allowed = self.learner.seats(running)
         seats = wanted if allowed is None else min(allowed, wanted)
@@ -92,15 +97,32 @@ class Day:
             step_s = self._scene.model.step_s
             tokens_s *= min(1.0, seats / wanted * step_s(held + wanted) / step_s(held + seats))
         tokens_s = min(tokens_s, self.learner.most(TICK_S) / TICK_S)
-        return _Moment(rate, running, held, wanted, seats, tokens_s)
+        return _Moment(rate, running, came_s - rate, held, wanted, seats, tokens_s)
+
+    def _admitted(self, rate: float, running: int) -> float:
+        """Users a second, of so many who come, that the gateway takes: those of whom it has no more at once than it
+        may."""
+        most = self._scene.options.gateway.limits.max_user_requests / running
+
+        def held(rate: float) -> float:
+            return self._response.at(self._response.held_L, rate / running)
+
+        if held(rate) <= most:
+            return rate
+        low, high = 0.0, rate
+        for _ in range(_HALVINGS):
+            low, high = (low, (low + high) / 2) if held((low + high) / 2) > most else ((low + high) / 2, high)
+        return low
 
     def _note(self, moment: _Moment, part: int) -> None:
         response, parts = self._response, self.parts
-        users = moment.rate * TICK_S
+        users, refused = moment.rate * TICK_S, moment.refused_s * TICK_S
         place, weight = response.shares(moment.each)
         self.users_L[place] += (1 - weight) * users
         self.users_L[place + 1] += weight * users
-        parts.users[part] += users
+        self._refused += refused
+        parts.refused[part] += refused
+        parts.users[part] += users + refused
         parts.inside[part] += users * response.at(response.attainment_L, moment.each)
         parts.user_tokens[part] += moment.running * response.at(response.user_tokens_L, moment.each) * TICK_S
         parts.rollout_tokens[part] += moment.tokens_s * TICK_S
@@ -142,7 +164,7 @@ def figures(scene: Scene, load: Load, moment: _Moment) -> FleetLoad:
     return FleetLoad(
         running=moment.running,
         reported=moment.running,
-        busy=moment.rate * speed.service_s(load.tokens),
+        busy=moment.rate * speed.busy_s(load.tokens, load.prompt),
         capacity=speed.capacity,
         held=moment.held * moment.running,
         seats=total,

@@ -88,8 +88,9 @@ class _Live:
         self._too_late: list[Unanswered] = []
         """Users who come, but reach no replica before the end."""
         self._ways = Ways(lambda: self._now)
-        self._tokens = 0.0
-        self._count = 0
+        self._tokens = self._prompt = 0.0
+        """Of users, on average."""
+        self._count = self._came = 0
         scaling = scaling_of(scene.options.autoscaling, scene.replicas)
         self._fleet = Fleet(scaling, scene.model.start_s, first_replicas(scaling, replicas))
         self._story = Story(Parts(span_s, max(1, math.ceil(seconds / span_s))))
@@ -139,8 +140,12 @@ class _Live:
         """At the emptier of two replicas, as Serve's router chooses; the gateway refuses more than it takes at once."""
         if sum(replica.users for replica in self._replicas) >= self._scene.options.gateway.limits.max_user_requests:
             self._judged(user.time, inside=False)
+            if (part := self._part(user.time)) is not None:
+                self._story.parts.refused[part] += 1
             return
         self._arrived.append(self._now)
+        self._came += 1
+        self._prompt += (user.prompt - self._prompt) * max(1 / self._came, 1 / 32)
         pair = self._source.sample(self._replicas, min(2, len(self._replicas)))
         replica = min(pair, key=lambda one: one.users)
         replica.keeper.way_s = self._ways.seconds
@@ -259,7 +264,7 @@ class _Live:
         return FleetLoad(
             running=len(self._replicas),
             reported=len(self._replicas),
-            busy=len(self._arrived) / window_s * speed.service_s(self._tokens),
+            busy=len(self._arrived) / window_s * speed.busy_s(self._tokens, self._prompt),
             capacity=speed.capacity,
             held=sum(replica.users for replica in self._replicas),
             seats=self._scene.options.engine.max_num_seqs,

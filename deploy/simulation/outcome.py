@@ -50,6 +50,11 @@ class Outcome:
         return round(float(self.parts.users.sum()))
 
     @property
+    def refused(self) -> float:
+        """Share of users whom the gateway refused, outside the SLO like all who were not answered."""
+        return float(self.parts.refused.sum() / max(1e-9, self.parts.users.sum()))
+
+    @property
     def attainment(self) -> float | None:
         """Share of users inside the SLO; None without users."""
         return self.parts.attainment

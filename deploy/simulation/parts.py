@@ -21,6 +21,8 @@ class Parts:
     """By their arrival: that were answered, or are not although the SLO has no time left for them."""
     inside: Array = field(init=False)
     """Of those, inside the SLO."""
+    refused: Array = field(init=False)
+    """Of those, refused by the gateway, which has only so many at once."""
     user_tokens: Array = field(init=False)
     rollout_tokens: Array = field(init=False)
     """Kept."""
@@ -36,7 +38,7 @@ class Parts:
     """Seconds that these means are of: fewer in a last part that is cut short."""
 
     def __post_init__(self) -> None:
-        for name in ("users", "inside", "user_tokens", "rollout_tokens", "noted_s", *_MEANS):
+        for name in ("users", "inside", "refused", "user_tokens", "rollout_tokens", "noted_s", *_MEANS):
             setattr(self, name, np.zeros(self.count))
 
     def note(self, part: int, seconds: float, **values: float) -> None:

@@ -9,7 +9,18 @@ from deploy.simulation.scene import Scene
 from deploy.simulation.sweep import MARGIN, Choice, best
 
 _DIGITS = 6
-_SERIES = ("users", "inside", "user_tokens", "rollout_tokens", "replicas", "rollouts", "held", "limit", "noted_s")
+_SERIES = (
+    "users",
+    "inside",
+    "refused",
+    "user_tokens",
+    "rollout_tokens",
+    "replicas",
+    "rollouts",
+    "held",
+    "limit",
+    "noted_s",
+)
 
 
 def table(outcome: Outcome, scene: Scene) -> str:
@@ -24,6 +35,7 @@ def table(outcome: Outcome, scene: Scene) -> str:
         ("rollouts in a replica", f"{outcome.rollouts:.1f} of {scene.options.engine.max_num_seqs} seats on average"),
         (f"inside {', '.join(targets)}", _attainment(outcome)),
         ("users alone", _percent(outcome.attainment_alone)),
+        ("refused by the gateway", _refused(outcome, scene)),
         ("groups trained, stale", f"{outcome.trained}, {outcome.stale}" if scene.training else "no trainer"),
         ("pushes", str(outcome.pushes)),
         ("rollouts", _work(scene.model.work)),
@@ -70,6 +82,7 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
         "attainment": outcome.attainment,
         "attainment_interval": outcome.attainment_interval,
         "attainment_alone": outcome.attainment_alone,
+        "refused": outcome.refused,
         "rollout_tokens_per_day": outcome.tokens_per_day,
         "user_tokens_per_day": outcome.user_tokens_per_day,
         "mean_replicas": outcome.replicas,
@@ -99,6 +112,13 @@ def _attainment(outcome: Outcome) -> str:
         return _percent(outcome.attainment)
     low, high = outcome.attainment_interval
     return f"{_percent(outcome.attainment)} (95 % interval {_percent(low)} to {_percent(high)})"
+
+
+def _refused(outcome: Outcome, scene: Scene) -> str:
+    if not outcome.refused:
+        return "none"
+    most = scene.options.gateway.limits.max_user_requests
+    return f"{_percent(outcome.refused)} of users, beyond fleet.gateway.limits.max_user_requests={most} at once"
 
 
 def _percent(share: float | None) -> str:

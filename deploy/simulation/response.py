@@ -5,6 +5,7 @@ what one does in a steady state at its share of the users.
 """
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -129,8 +130,11 @@ def _seconds(alone: Scene, rate: float) -> float:
 
 
 def one_replica(scene: Scene, push_every_s: float | None) -> Scene:
-    """The same engine and settings alone; without a trainer, whose gate is the fleet's, but with its pushes."""
-    options = scene.options.model_copy(update={"autoscaling": AutoscalingConfig()})
+    """The same engine and settings alone; without a trainer, whose gate is the fleet's, as the gateway's limit is, but
+    with its pushes."""
+    limits = scene.options.gateway.limits.model_copy(update={"max_user_requests": sys.maxsize})
+    gateway = scene.options.gateway.model_copy(update={"limits": limits})
+    options = scene.options.model_copy(update={"autoscaling": AutoscalingConfig(), "gateway": gateway})
     return replace(scene, options=options, replicas=1, training=None, push_every_s=push_every_s)
 
 

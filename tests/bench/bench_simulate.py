@@ -28,7 +28,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/bench"))
     arguments = parser.parse_args()
     slo = SloConfig(ttft_s=0.4, tpot_s=0.06)
-    options = FleetOptions.model_validate({"engine": {"max_num_seqs": 32}, "slo": slo.model_dump()})
+    limits = {"max_user_requests": 32 * arguments.replicas}
+    settings = {"engine": {"max_num_seqs": 32}, "slo": slo.model_dump(), "gateway": {"limits": limits}}
+    options = FleetOptions.model_validate(settings)
     scene = Scene(EngineModel(), options, arguments.replicas, None, 60.0, slo, 1)
     points = list(day_curve(_PEAK * arguments.replicas, seed=1))
     began = time.perf_counter()

@@ -39,7 +39,9 @@ RESPONSE = Response(
 
 
 def scene(replicas: int = 1000, training: Training | None = None, **options: Any) -> Scene:
-    found = FleetOptions.model_validate({"engine": {"max_num_seqs": 32}, "slo": PROMISE.model_dump(), **options})
+    limits = {"limits": {"max_user_requests": 32 * replicas}}
+    settings = {"engine": {"max_num_seqs": 32}, "slo": PROMISE.model_dump(), "gateway": limits, **options}
+    found = FleetOptions.model_validate(settings)
     return Scene(EngineModel(), found, replicas, training, 60.0, PROMISE, 0)
 
 
@@ -61,9 +63,22 @@ def test_more_users_never_mean_more_harvest() -> None:
     assert harvests == sorted(harvests, reverse=True)
 
 
+def test_users_beyond_what_the_gateway_takes_are_refused_and_harvest_nothing() -> None:
+    few = day(scene(gateway={"limits": {"max_user_requests": 2000}}), 1500.0)
+    enough = day(scene(), 1500.0)
+    assert enough.parts.refused.sum() == 0
+    assert few.parts.users.sum() == pytest.approx(enough.parts.users.sum())
+    assert few.parts.held.max() == pytest.approx(2000, rel=0.001)
+    assert few.parts.attainment == pytest.approx(1000 / 1500, rel=0.001), "2 are held for each that comes in a second"
+    assert few.parts.harvest_s > enough.parts.harvest_s
+    interval = few.interval(seed=0)
+    assert interval is not None
+    assert interval[1] < 0.7
+
+
 def test_the_fleet_follows_its_users_after_the_time_that_a_start_takes() -> None:
     one = scene(autoscaling={"min_replicas": 2, "max_replicas": 3, "upscale_delay_s": 0, "downscale_delay_s": 60})
-    parts = day(one, 5.0, 200.0, 5.0, ticks=100).parts
+    parts = day(one, 4.0, 200.0, 4.0, ticks=100).parts
     assert parts.replicas[0] < 10
     assert parts.replicas[:7].max() > 5 * parts.replicas[0]
     assert parts.replicas[-1] == pytest.approx(parts.replicas[0], rel=0.2)

@@ -259,6 +259,7 @@ def test_more_users_than_the_gateway_takes_are_refused_and_so_outside() -> None:
     story = told(one, 200.0, seconds=20.0)
     assert story.parts.users.sum() == pytest.approx(200 * 20, rel=0.1)
     assert story.parts.held.max() <= 12
+    assert story.parts.refused.sum() > 0.6 * story.parts.users.sum()
     assert story.parts.attainment is not None
     assert story.parts.attainment < 0.3
 

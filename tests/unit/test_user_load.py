@@ -74,6 +74,23 @@ def test_requests_alone_on_the_engine_correct_the_probe(replica: Replica) -> Non
     assert replica.load.idle_service_s == pytest.approx(1.5 * SPEED.service_s(51), rel=0.02)
 
 
+def test_long_prompts_count_beside_rollouts_too_and_keep_the_engine_from_all_seats() -> None:
+    speed = IdleSpeed(0.05, 0.02, 8.0, prefill_token_s=0.0005)
+    load = UserLoad(speed, window_s=30, others=lambda: None, clock=Clock(), prompt=lambda: 2024.0)
+    assert load.idle_service_s == pytest.approx(speed.service_s(128) + 8.0 * 1.0)
+
+
+def test_what_prompts_were_expected_to_take_is_no_slowness() -> None:
+    speed, clock = IdleSpeed(0.05, 0.02, 8.0, prefill_token_s=0.0005), Clock()
+    load = UserLoad(speed, window_s=30, others=lambda: 0, clock=clock, prompt=lambda: 2024.0)
+    for _ in range(200):
+        with load.request(1) as answer:
+            clock.now += speed.service_s(51) + 1.0
+            answer.got(SimpleNamespace(usage=SimpleNamespace(completion_tokens=51)))
+            answer.finished = True
+    assert load.idle_service_s == pytest.approx(speed.busy_s(51, 2024), rel=0.02)
+
+
 def test_requests_beside_rollouts_or_others_teach_lengths_but_no_speed(replica: Replica) -> None:
     replica.rollouts = None
     for _ in range(200):

@@ -1,0 +1,84 @@
+"""A replica whose idle engine misses the SLO."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rollout.board import Heartbeat, ReplicaState
+from rollout.errors import ConfigError
+from rollout.local_board import LocalBoard
+from services.idle_check import IdleCheck
+from services.idle_speed import IdleSpeed
+from services.slo import SloConfig
+
+SLO = SloConfig(ttft_s=0.1)
+MISSES, MEETS = IdleSpeed(0.2, 0.01, 1.0), IdleSpeed(0.05, 0.01, 1.0)
+
+
+class Engine:
+    """Measured so fast, one time after the other."""
+
+    def __init__(self, *speeds: IdleSpeed) -> None:
+        self.speeds, self.slept, self.aside = list(speeds), 0.0, False
+
+    async def measure(self) -> IdleSpeed:
+        return self.speeds.pop(0)
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        await asyncio.sleep(0)
+
+    @asynccontextmanager
+    async def without_rollouts(self) -> AsyncIterator[None]:
+        self.aside = True
+        yield
+        self.aside = False
+
+
+async def started(engine: Engine, **others: ReplicaState) -> IdleCheck:
+    board, check = LocalBoard(), IdleCheck(engine.measure, engine.sleep)
+    for name, state in others.items():
+        beat = Heartbeat(name, "host", 1, state, "policy", 0, 8, 0, 0, 0, 0, None)
+        await board.heartbeat("fleet", beat, ttl_s=10.0)
+    await check.first(SLO, board=board, fleet="fleet", replica="mine")
+    return check
+
+
+async def test_the_first_of_a_fleet_is_refused_with_both_values() -> None:
+    with pytest.raises(ConfigError, match=r"slo\.ttft_s=0\.1 cannot be met: the idle engine needs 0\.2 s"):
+        await started(Engine(MISSES))
+
+
+@pytest.mark.parametrize("state", [ReplicaState.RESTARTING, ReplicaState.DEAD, ReplicaState.RETIRED])
+async def test_so_is_one_beside_others_that_do_not_serve(state: ReplicaState) -> None:
+    with pytest.raises(ConfigError):
+        await started(Engine(MISSES), mine=ReplicaState.RESTARTING, other=state)
+
+
+@pytest.mark.parametrize("state", [ReplicaState.HEALTHY, ReplicaState.STALE])
+async def test_one_more_for_users_who_need_it_starts_and_says_what_it_misses(state: ReplicaState) -> None:
+    check = await started(Engine(MISSES), other=state)
+    assert check.busy
+    assert "slo.ttft_s=0.1 cannot be met" in check.missed(SLO, MISSES)
+
+
+async def test_one_that_meets_it_has_nothing_to_say() -> None:
+    check = await started(Engine(MEETS))
+    assert (check.busy, check.missed(SLO, MISSES)) == (False, "")
+
+
+async def test_it_is_measured_again_without_anybody_until_it_meets_the_slo() -> None:
+    engine, users = Engine(MISSES, MISSES, MEETS), [1, 0, 1, 0]
+    check = await started(engine, other=ReplicaState.HEALTHY)
+    met: list[IdleSpeed] = []
+    again = asyncio.create_task(
+        check.again(lambda: SLO, users=lambda: users.pop(0), aside=engine.without_rollouts, meets=met.append)
+    )
+    async with asyncio.timeout(5.0):
+        while check.busy:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert (met, users, engine.slept, engine.aside) == ([MEETS], [], 120.0, False)
+    assert not again.done()
+    again.cancel()
