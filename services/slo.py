@@ -44,8 +44,8 @@ moment would else be taken for engines that are too slow."""
 def in_engine(slo: SloConfig, way_s: float) -> SloConfig:
     """The targets that the engine has to meet, where first tokens take `way_s` beside it.
 
-    >>> [in_engine(SloConfig(ttft_s=0.2), way_s).ttft_s for way_s in (0.0, 0.05, 0.3)]
-    [0.2, 0.15, 0.1]
+    >>> [in_engine(SloConfig(ttft_s=0.5), way_s).ttft_s for way_s in (0.0, 0.125, 0.3)]
+    [0.5, 0.375, 0.25]
     """
     if slo.ttft_s is None or not way_s:
         return slo

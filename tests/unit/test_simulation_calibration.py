@@ -35,7 +35,7 @@ def content() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def found(content: dict[str, Any]) -> EngineModel:
-    return calibrate(Bench.model_validate(content), at="50", progress=silent, seconds=20.0)
+    return calibrate(Bench.model_validate(content), at="50", progress=silent, seconds=60.0)
 
 
 def test_the_engine_is_found_again(found: EngineModel) -> None:
