@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 
 from rollout.board import Board
@@ -15,7 +15,6 @@ from services.config import FleetConfig
 from services.limits import InFlight
 from services.metrics import UserLatency
 from services.tokenizer import PromptReader, PromptTokenizer
-from services.way import Ways
 
 
 class UserBackend(Protocol):
@@ -50,7 +49,6 @@ class GatewayParts:
     rollout_reader: PromptReader
     registry: CollectorRegistry
     latency: UserLatency
-    ways: Ways
     users: InFlight
     streams: InFlight
 
@@ -67,10 +65,6 @@ def assemble(
     """The parts of one gateway process. Raises ConfigError when the tokens cannot be used."""
     limits = fleet.gateway.limits
     registry = CollectorRegistry()
-    latency = UserLatency(registry)
-    ways = Ways(latency.now)
-    gauge = Gauge("nightshift_user_way_seconds", "Of first tokens, beside the engine.", registry=registry)
-    gauge.set_function(lambda: ways.seconds)
     return GatewayParts(
         fleet=fleet,
         board=board,
@@ -83,8 +77,7 @@ def assemble(
         # a tokenizer is not safe in two threads at once
         rollout_reader=PromptReader(deepcopy(tokenizer)),
         registry=registry,
-        latency=latency,
-        ways=ways,
+        latency=UserLatency(registry),
         users=InFlight("user requests", limits.max_user_requests, "gateway.limits.max_user_requests"),
         streams=InFlight("streams of samples", limits.max_streams, "gateway.limits.max_streams"),
     )

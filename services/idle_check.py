@@ -21,7 +21,11 @@ _log = structlog.get_logger(__name__)
 class IdleCheck:
     """Of one replica."""
 
-    def __init__(self, measure: Callable[[], Awaitable[IdleSpeed]], sleep: Callable[[float], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        measure: Callable[[], Awaitable[IdleSpeed]],
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
         self._measure = measure
         self._sleep = sleep
         self.busy = False

@@ -6,13 +6,14 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Ma
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from rollout.board import Heartbeat, ReplicaRole
 from rollout.percentile import percentile
 from rollout.queue import Ledger, QueueStats
+from services.way import Ways
 
 _WINDOW = 1024
 _LEFT, _FAILED = 499, 500
@@ -47,6 +48,10 @@ class UserLatency:
         self._tpot_seconds = Histogram("tpot_seconds", "Time per output token.", buckets=_TPOT_BUCKETS, **names)
         self._duration = Histogram("duration_seconds", "Whole answers.", buckets=_DURATION_BUCKETS, **names)
         self._requests = Counter("requests", "Answered user requests.", ["status"], **names)
+        self.ways = Ways(clock)
+        """Of first tokens beside the engine."""
+        way = Gauge("way_seconds", "Of first tokens, beside the engine.", **names)
+        way.set_function(lambda: self.ways.seconds)
 
     @property
     def ttft(self) -> Quantiles:
@@ -65,14 +70,15 @@ class UserLatency:
         self._duration.observe(self._clock() - started)
 
     async def streamed(self, chunks: AsyncIterable[str | bytes | memoryview], started: float) -> AsyncIterator[bytes]:
-        """Pass a server-sent event stream on and time it; every data event counts as one token.
+        """Pass a server-sent event stream on, without the engine's mark, and time it; every data event counts as one
+        token.
 
         A stream that its client left is counted as 499, one that failed as 500.
         """
         first = last = None
         events, status = 0, _LEFT
         try:
-            async for chunk in chunks:
+            async for chunk in self.ways.stripped(chunks, lambda: self._clock() - started):
                 data = chunk.encode() if isinstance(chunk, str) else bytes(chunk)
                 if b'data: {"error"' in data:
                     status = _FAILED

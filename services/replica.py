@@ -81,16 +81,9 @@ class Replica:
         self._load: UserLoad | None = None
         self._staging = Staging(Path(config.push.staging_dir), self.name)
         self._rewards = rewards
-        self.keeper = SeatKeeper(
-            total=config.engine.max_num_seqs,
-            harvest=config.harvest,
-            slo=config.slo,
-            engine=engine,
-            still_until=lambda: self._swap.still_until,
-            arriving=lambda: self.reconciler.coming is not None,
-        )
+        self.keeper = self._seat_keeper()
         self.users = self.keeper.users
-        self._idle = IdleCheck(self._idle_speed, asyncio.sleep)
+        self._idle = IdleCheck(self._idle_speed)
         self._swap = way_in(config, engine, self.keeper.aside, self.keeper.spare)
         turns = Turns(RedisTurns(store, config.fleet), self.name, config.push)
         self.harvester = Harvester(
@@ -141,7 +134,9 @@ class Replica:
             )
         if self.roles is not None:
             await self.roles.rehearse(canary_ids(self._engine.vocab_size, self._engine.max_scored_tokens))
-        await self._measure_idle()
+        self._adopt(
+            await self._idle.first(self._config.slo, board=self._board, fleet=self._config.fleet, replica=self.name)
+        )
         self.health.meet(Event.STARTED)
         self._loops.start("vitals", self.health.run())
         self._loops.start("reconcile", self.reconciler.run())
@@ -152,7 +147,7 @@ class Replica:
                 lambda: self._config.slo,
                 users=lambda: self.users.held,
                 aside=self.keeper.aside,
-                meets=self._met_again,
+                meets=self._adopt,
             )
             self._loops.start("idle speed", loop)
         if self.roles is not None:
@@ -307,6 +302,16 @@ class Replica:
             lent=not self.takes_users,
         )
 
+    def _seat_keeper(self) -> SeatKeeper:
+        return SeatKeeper(
+            total=self._config.engine.max_num_seqs,
+            harvest=self._config.harvest,
+            slo=self._config.slo,
+            engine=self._engine,
+            still_until=lambda: self._swap.still_until,
+            arriving=lambda: self.reconciler.coming is not None,
+        )
+
     def _role_loop(self, swap: WeightSwap) -> RoleLoop:
         return RoleLoop(
             replica=self.name,
@@ -323,12 +328,18 @@ class Replica:
             changed=self.reconciler.news.set,
         )
 
-    async def _measure_idle(self) -> None:
-        """What the engine does without work: the autoscaler counts in it, and an SLO must leave room for it."""
+    async def _idle_speed(self) -> IdleSpeed:
         engine, seats = self._engine, self._config.engine.max_num_seqs
-        speed = await self._idle.first(self._config.slo, board=self._board, fleet=self._config.fleet, replica=self.name)
+        return await measure(engine, seats, adapter=engine.user_adapter, clock=time.perf_counter)
+
+    def _adopt(self, speed: IdleSpeed) -> None:
+        """Of the idle engine: the guard and the autoscaler count in it, and it says whether rollouts give way."""
+        engine = self._config.engine
         self.keeper.calibrate(speed)
-        engine.rollouts_give_way = self._config.engine.first_token_steps > 0 and slowed_by_company(speed, seats)
+        self._engine.rollouts_give_way = engine.first_token_steps > 0 and slowed_by_company(speed, engine.max_num_seqs)
+        if self._load is not None:
+            self._load.calibrate(speed)
+            return
         self._load = UserLoad(
             speed,
             window_s=self._config.autoscaling.rate_window_s,
@@ -336,15 +347,6 @@ class Replica:
             clock=time.perf_counter,
             prompt=lambda: self.keeper.user_prompt,
         )
-
-    async def _idle_speed(self) -> IdleSpeed:
-        engine, seats = self._engine, self._config.engine.max_num_seqs
-        return await measure(engine, seats, adapter=engine.user_adapter, clock=time.perf_counter)
-
-    def _met_again(self, speed: IdleSpeed) -> None:
-        self.keeper.calibrate(speed)
-        if self._load is not None:
-            self._load.calibrate(speed)
 
     def _beside_users(self) -> tuple[int, float] | None:
         """See `UserLoad`: rollouts, and new weights."""

@@ -88,7 +88,7 @@ class SeatKeeper:
         self._spared = 0
         self._looked_at = clock()
         self._role: ReplicaRole | None = None
-        self._aside = False
+        self._asides = 0
         self.breaches = 0
         """Times that rollouts lost every seat."""
         self.way_s = 0.0
@@ -128,8 +128,8 @@ class SeatKeeper:
 
     @property
     def rollouts_aside(self) -> bool:
-        """Whether they left all seats for new weights, and get them back."""
-        return self._aside
+        """Whether they left all seats for new weights, or a measurement, and get them back."""
+        return self._asides > 0
 
     def calibrate(self, idle: IdleSpeed) -> None:
         """What the engine does with one request alone."""
@@ -146,7 +146,7 @@ class SeatKeeper:
     async def aside(self) -> AsyncIterator[None]:
         """Within it no rollout has a seat; what was generated of them stays, and they go on afterwards, when users who
         came while it lasted have their first tokens."""
-        self._aside = True
+        self._asides += 1
         self.resize()
         try:
             with suppress(TimeoutError):
@@ -155,7 +155,7 @@ class SeatKeeper:
             yield
             await self._first_tokens()
         finally:
-            self._aside = False
+            self._asides -= 1
             self.resize()
 
     @contextmanager
@@ -211,7 +211,7 @@ class SeatKeeper:
         if self._spared:
             most_seats = max(0, min(most_seats, self._total - self.users.held - 1))
         most_seats = min(most_seats, self._room)
-        preempts = self._harvest.preempt or self._role is not None or self._aside
+        preempts = self._harvest.preempt or self._role is not None or self.rollouts_aside
         self.seats.pace = self._pace()
         kept = most_seats if self._spared else None  # the engine takes a seat for a check from nobody
         most = min(self._most(), most_seats) if preempts else kept
@@ -251,7 +251,7 @@ class SeatKeeper:
         if still > now:
             return
         self._learn(now, dt)
-        if self._aside:  # who waits now waits for no rollout
+        if self.rollouts_aside:  # who waits now waits for no rollout
             return
         self._phases = entered(self._phases, now, arriving=self._arriving())
         was_open = now >= self._guard.closed_until
@@ -306,7 +306,7 @@ class SeatKeeper:
     def _allowed(self) -> int:
         """Seats to give."""
         reserve, users = self._harvest.user_reserve, self.users.held
-        if self._aside:
+        if self.rollouts_aside:
             return 0
         if self._role is not None:
             return rollout_seats(self._total, 0, users) if self._role is ReplicaRole.ROLLOUT else 0
@@ -317,7 +317,7 @@ class SeatKeeper:
     def _most(self) -> int:
         """Seats beyond which samples leave theirs at once: users need them, or the SLO was missed."""
         left = max(0, self._total - self.users.held)
-        if self._aside or self._role is not None:
+        if self.rollouts_aside or self._role is not None:
             return min(left, self._allowed())
         if not self._slo.guards:
             return left

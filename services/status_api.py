@@ -58,7 +58,7 @@ class StatusApi:
                 "in_flight": self._parts.users.running,
                 "ttft_ms": _milliseconds(self._parts.latency.ttft),
                 "tpot_ms": _milliseconds(self._parts.latency.tpot),
-                "way_ms": round(1000 * self._parts.ways.seconds, 1),
+                "way_ms": round(1000 * self._parts.latency.ways.seconds, 1),
             },
             "streams": self._parts.streams.running,
             "at": time.time(),

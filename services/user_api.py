@@ -133,9 +133,7 @@ class UserApi:
 
     def _timed(self, response: Response, started: float) -> Response:
         if isinstance(response, StreamingResponse):
-            now = self._parts.latency.now
-            chunks = self._parts.ways.stripped(response.body_iterator, lambda: now() - started)
-            response.body_iterator = self._parts.latency.streamed(chunks, started)
+            response.body_iterator = self._parts.latency.streamed(response.body_iterator, started)
         else:
             self._parts.latency.answered(started, response.status_code)
         return response
@@ -143,7 +141,7 @@ class UserApi:
     def _engine_headers(self) -> dict[str, str]:
         """A fresh request id: clients' own could collide inside an engine, and no other header of theirs goes
         further."""
-        way = f"{self._parts.ways.seconds:.4f}"
+        way = f"{self._parts.latency.ways.seconds:.4f}"
         return {"x-request-id": uuid.uuid4().hex, "content-type": "application/json", HEADER: way}
 
     def _unknown_model(self, model: str | None) -> ApiError:

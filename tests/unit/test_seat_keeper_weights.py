@@ -136,6 +136,15 @@ async def test_a_user_whose_prompt_takes_long_keeps_rollouts_aside_for_a_bounded
     assert not keeper.rollouts_aside
 
 
+async def test_rollouts_stay_aside_for_new_weights_when_a_measurement_beside_them_is_over(engine: Engine) -> None:
+    keeper = keeper_of(engine, SloConfig())
+    async with keeper.aside():
+        async with keeper.aside():
+            pass
+        assert (keeper.rollouts_aside, keeper.seats.capacity) == (True, 0)
+    assert not keeper.rollouts_aside
+
+
 async def test_rollouts_step_aside_even_where_users_may_not_take_their_seats(engine: Engine) -> None:
     keeper = keeper_of(engine, SloConfig(), preempt=False)
     samples = sat(keeper, 3)
