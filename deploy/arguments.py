@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -24,13 +25,29 @@ def not_negative(text: str) -> int:
 
 
 def above_zero(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    number = _number(text)
     if not 0 < number < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0 and below a billion")
     return number
+
+
+def within(low: float, high: float) -> Callable[[str], float]:
+    """A number from `low` to `high`."""
+
+    def convert(text: str) -> float:
+        number = _number(text)
+        if not low <= number <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not between {low:g} and {high:g}")
+        return number
+
+    return convert
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
 def _between(text: str, low: int, high: int) -> int:

@@ -200,14 +200,17 @@ def _starred(flag: str, value: str) -> str:
     return redacted(value) if flag == "--redis.url" else "***"
 
 
-def describe(error: ValidationError) -> str:
-    """`field: what is wrong, what was given`; one line, however many fields are wrong."""
+def describe(error: ValidationError, figures: type[BaseModel] | None = None) -> str:
+    """`field: what is wrong, what was given`; one line, however many fields are wrong. Of settings, or of a file of
+    `figures`, which no flag sets."""
     # a key that is not known may be the one that is missing, misspelt
     first, *others = sorted(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
     field = ".".join(str(part) for part in first["loc"]) or "configuration"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        text = f"{field}: unknown key{_known_keys(first['loc'])}"
+        text = f"{field}: unknown key{_known_keys(first['loc'], figures or NightshiftConfig)}"
+    elif first["type"] == "missing" and figures is not None:
+        text = f"{field}: missing"
     elif first["type"] == "missing" and isinstance(first["loc"][-1], int):
         text = _too_few(first)
     elif first["type"] == "missing":
@@ -270,8 +273,8 @@ def _describe_flags(message: str) -> str:
     return message if unknown == message else f"{unknown.split(' ')[0]}: unknown flag; --all-flags lists them all"
 
 
-def _section_at(location: Sequence[int | str]) -> type[BaseModel] | None:
-    section: type[BaseModel] | None = NightshiftConfig
+def _section_at(location: Sequence[int | str], root: type[BaseModel] = NightshiftConfig) -> type[BaseModel] | None:
+    section: type[BaseModel] | None = root
     for part in location:
         field = section.model_fields.get(str(part)) if section else None
         section = _annotation_of(field.annotation) if field else None
@@ -285,8 +288,8 @@ def _is_secret(location: Sequence[int | str]) -> bool:
     return tuple(location) == ("redis", "url") or (field is not None and "SecretStr" in str(field.annotation))
 
 
-def _known_keys(location: Sequence[int | str]) -> str:
-    section = _section_at(location[:-1])
+def _known_keys(location: Sequence[int | str], root: type[BaseModel]) -> str:
+    section = _section_at(location[:-1], root)
     return f"; known here: {', '.join(section.model_fields)}" if section else ""
 
 

@@ -64,7 +64,7 @@ def _answer(
     def one(found: Scene, name: str) -> Outcome:
         return simulate(
             found,
-            lambda: trace.read(file),
+            lambda: trace.read(file, longest=scene.options.engine.max_model_len),
             seconds=seconds,
             way=way,
             progress=lambda what, share: told(f"{name}: {what}", share),

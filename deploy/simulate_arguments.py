@@ -2,7 +2,11 @@
 
 import argparse
 
-from deploy.arguments import above_zero, not_negative, path, positive, with_flags
+from deploy.arguments import above_zero, not_negative, path, positive, with_flags, within
+
+_YEAR_HOURS = 8784.0
+_LOOK_S = 0.1
+"""The guard's, between two of which there can be but one push."""
 
 
 def add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -22,7 +26,9 @@ def add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("--replicas", type=positive, help="the most there are (default: max_replicas of the settings)")
     parser.add_argument(
-        "--hours", type=above_zero, help="of the trace, from its beginning (default 24, or to the last of single users)"
+        "--hours",
+        type=within(0.0, _YEAR_HOURS),
+        help="of the trace, from its beginning (default 24, or to the last of single users)",
     )
     parser.add_argument(
         "--settings", type=path, metavar="FILE", help="TOML as for serve: fleet.harvest, fleet.slo, ..."
@@ -30,8 +36,9 @@ def add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--engine", type=path, metavar="FILE", help="as --calibrate prints it (default: a small CPU one)"
     )
-    parser.add_argument("--train-step-s", type=above_zero, help="with a trainer whose steps take so long")
-    parser.add_argument("--push-every-s", type=above_zero, default=60.0, help="without a trainer: new weights so often")
+    step = within(_LOOK_S, 1e9)
+    parser.add_argument("--train-step-s", type=step, help="with a trainer whose steps take so long")
+    parser.add_argument("--push-every-s", type=step, default=60.0, help="without a trainer: new weights so often")
     parser.add_argument(
         "--way", choices=["requests", "replicas"], help="simulate every request, or one replica at each load"
     )

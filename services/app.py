@@ -88,7 +88,9 @@ def llm_config(config: FleetConfig) -> LLMConfig:
 def _deployment_options(config: FleetConfig) -> dict[str, Any]:
     return {
         "request_router_config": _ROUTER,
-        "autoscaling_config": autoscaling(config.autoscaling),
+        "autoscaling_config": autoscaling(
+            config.autoscaling, min_serving=config.lending.min_serving if config.lends else 0
+        ),
         "max_ongoing_requests": _MAX_ONGOING,
         "graceful_shutdown_timeout_s": config.autoscaling.drain_s,
         "health_check_period_s": _HEALTH_CHECK_PERIOD_S,
@@ -96,7 +98,7 @@ def _deployment_options(config: FleetConfig) -> dict[str, Any]:
     }
 
 
-def autoscaling(scaling: AutoscalingConfig) -> dict[str, Any]:
+def autoscaling(scaling: AutoscalingConfig, *, min_serving: int = 0) -> dict[str, Any]:
     """Serve's `autoscaling_config`; its own delays are 0, since the policy has better ones."""
     not_the_policys = {"min_replicas", "max_replicas", "drain_s", "rate_window_s"}
     return {
@@ -107,7 +109,7 @@ def autoscaling(scaling: AutoscalingConfig) -> dict[str, Any]:
         "downscale_delay_s": 0,
         "policy": {
             "policy_function": "services.autoscaling:UserLoadPolicy",
-            "policy_kwargs": scaling.model_dump(mode="json", exclude=not_the_policys),
+            "policy_kwargs": {**scaling.model_dump(mode="json", exclude=not_the_policys), "min_serving": min_serving},
         },
     }
 

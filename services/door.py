@@ -1,14 +1,15 @@
 """The door by which users' requests reach a replica: who may come in, and what is kept of those who did."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from rollout.board import ReplicaRole
 from services.engine_faults import faults_reported
 from services.role_router import NotServing
+from services.stream_marks import begun, ended, is_last
 from services.user_load import Answer
-from services.way import marked
+from services.user_window import RequestTimes
 
 Begin = Callable[[], Awaitable[AsyncGenerator[Any, None]]]
 """Hands a request to the engine."""
@@ -42,10 +43,10 @@ class House(Protocol):
 
 
 async def admitted(
-    house: House, begin: Begin, seats: int, *, name: str, first_token_s: Callable[[], float | None] = lambda: None
+    house: House, begin: Begin, seats: int, *, name: str, times: Callable[[], Sequence[RequestTimes]] = tuple
 ) -> AsyncGenerator[Any, None]:
     """The request's own stream; it holds as many of the users' seats until it ends or is given up. `name` is Serve's of
-    the replica. Its first item says what `first_token_s` does of the engine, see `way`.
+    the replica. It is marked with what the engine says of the `times` of the request's sequences.
 
     Raises NotServing before its first item, and before the engine has heard of it, in another role or where the engine
     is dead: the gateway tries another replica, and the router learns of both only later.
@@ -55,11 +56,20 @@ async def admitted(
     if not house.takes_users:
         raise NotServing(name, str(house.role))
     # no await between the look at the role and the seats: a replica that nobody holds a seat of is drained
-    begun = False
+    first = True
     with house.request(seats) as answer:
         async for item in faults_reported(await begin(), house.failed):
             house.answered()
             answer.got(item)
-            yield item if begun else marked(item, first_token_s())
-            begun = True
+            marked = begun(item, _first_token_s(times())) if first else item
+            if is_last(item) and (tokens := [sequence.tokens for sequence in times()]):
+                answer.tokens = sum(tokens)
+                marked = ended(marked, max(tokens))
+            yield marked
+            first = False
         answer.finished = True
+
+
+def _first_token_s(times: Sequence[RequestTimes]) -> float | None:
+    """None where the engine says nothing of it."""
+    return min((one.ttft_s for one in times if one.ttft_s is not None), default=None)

@@ -121,5 +121,5 @@ class EngineServer(LLMServer):  # type: ignore[misc]
             begin,
             seats,
             name=serve.get_replica_context().replica_id.unique_id,
-            first_token_s=lambda: self._vllm.first_token_s(request.request_id),
+            times=lambda: self._vllm.times(request.request_id),
         )

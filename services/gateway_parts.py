@@ -77,7 +77,7 @@ def assemble(
         # a tokenizer is not safe in two threads at once
         rollout_reader=PromptReader(deepcopy(tokenizer)),
         registry=registry,
-        latency=UserLatency(registry),
+        latency=UserLatency(registry, fleet.slo),
         users=InFlight("user requests", limits.max_user_requests, "gateway.limits.max_user_requests"),
         streams=InFlight("streams of samples", limits.max_streams, "gateway.limits.max_streams"),
     )

@@ -1,6 +1,6 @@
 """How near to their SLO users may come before rollouts get fewer seats: learned from users who shared the engine.
 
-    a user ended outside:  a step down, and nobody counts for a while: who shares the cause would count for it again
+    a user ended outside:  a step down; after three in one moment nobody counts until it is over
     a user ended inside:   miss_share / (1 - miss_share) of such a step up
     nobody ends for long:  back to where learning began, if it is below that
 
@@ -21,9 +21,11 @@ _FIRST, _LEAST = 0.9, 0.4
 """Of `slo.most_headroom`: before anything is learned, and at the least."""
 _STEP = 0.1
 """Of the logarithm, for one user who missed."""
-_APART_S = 2.0
-"""After a step down: users of one prompt list, or of one slow moment, have one cause, and the guard's answer to it
-takes a while to be felt. Those who end inside count as little as those who miss, or many would outvote any miss."""
+_MOMENT_S, _MOST_OF_ONE = 2.0, 3
+"""Misses within it have one cause, and the guard's answer to it takes a while to be felt: so many of them count. Users
+who come at once miss at once, so that to count one alone would have more miss than may; to count all would have one
+accident of the machine keep rollouts out for long. After them those who end inside count as little as those who miss,
+or many would outvote any miss."""
 _SILENT_S = 30.0
 """Without a user who teaches, before what was learned is forgotten."""
 _FORGET_S = 300.0
@@ -39,7 +41,10 @@ class Headroom:
     share: float
     since: float = -math.inf
     """Users who came before it, monotonic, came under other settings."""
-    lowered_at: float = -math.inf
+    missed_at: float = -math.inf
+    """When the newest moment began in which users missed a target."""
+    misses: int = 0
+    """Of that moment, as far as they count."""
     taught_at: float = -math.inf
 
 
@@ -58,8 +63,8 @@ def next_headroom(
     >>> before = Headroom(0.7)
     >>> looks = [(), (fast,), (slow,), (slow,) * 8, (fast,) * 999]
     >>> [round(next_headroom(before, ended, 4.0, 0.0, beside_at=3.0, slo=slo).share, 4) for ended in looks]
-    [0.7, 0.7007, 0.634, 0.6385, 0.9]
-    >>> lowered = next_headroom(before, [slow], 4.0, 0.0, beside_at=3.0, slo=slo)
+    [0.7, 0.7007, 0.634, 0.5227, 0.9]
+    >>> lowered = next_headroom(before, [slow] * 3, 4.0, 0.0, beside_at=3.0, slo=slo)
     >>> next_headroom(lowered, [fast] * 99, 5.0, 0.0, beside_at=3.0, slo=slo).share == lowered.share
     True
     >>> next_headroom(before, [slow], 4.0, 0.0, beside_at=-1.0, slo=slo) == before
@@ -67,14 +72,17 @@ def next_headroom(
     """
     taught = [times for times in ended if before.since <= times.arrived <= beside_at]
     taught_at = now if taught else before.taught_at
-    if now - before.lowered_at < _APART_S:
+    same = now - before.missed_at < _MOMENT_S
+    earlier = before.misses if same else 0
+    if earlier >= _MOST_OF_ONE:
         return replace(before, taught_at=taught_at)
-    lowers = any(_missed(times, slo) for times in taught)
-    share = before.share * math.exp(_STEP * (slo.miss_share * len(taught) - lowers))
+    misses = min(_MOST_OF_ONE - earlier, sum(_missed(times, slo) for times in taught))
+    share = before.share * math.exp(_STEP * (slo.miss_share * len(taught) - misses))
     if now - taught_at > _SILENT_S:
         share += max(0.0, _FIRST * slo.most_headroom - share) * dt / _FORGET_S
     share = min(slo.most_headroom, max(_LEAST * slo.most_headroom, share))
-    return Headroom(share, before.since, now if lowers else before.lowered_at, taught_at)
+    missed_at = now if misses and not same else before.missed_at
+    return Headroom(share, before.since, missed_at, earlier + misses, taught_at)
 
 
 def _missed(times: RequestTimes, slo: SloConfig) -> bool:

@@ -78,6 +78,8 @@ class Health:
         self._condition = Condition()
         self._probe: asyncio.Task[None] | None = None
         self._answered = self._failed = 0
+        self._probe_error = ""
+        """Of the newest probe."""
         self._pulse = first_pulse(self._look())
 
     def now(self) -> Condition:
@@ -133,6 +135,7 @@ class Health:
         return (
             f"no step of the engine in {silent_s:.1f} s with work in hand "
             f"(health.suspect_s={config.suspect_s:g}, dead_s={config.dead_s:g})"
+            + (f"; its probe ended with {self._probe_error}" if self._probe_error else "")
         )
 
     async def _ask(self) -> None:
@@ -140,6 +143,8 @@ class Health:
             await self._engine.probe()
         except Exception as error:
             self._failed += 1
+            self._probe_error = repr(error)
             _log.warning("probe_failed", error=repr(error))
         else:
             self._answered += 1
+            self._probe_error = ""

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
@@ -36,8 +36,8 @@ _QUEUES_S = 5.0
 """Between two looks at the queues."""
 _SILENT_S = 3.0
 """Replicas send a heartbeat a second."""
-_LEADS = 1 / 3
-"""Of a wish's time: whoever leads next still finds the wish."""
+_LEADS, _LEADS_MOST_S = 1 / 3, 5.0
+"""Of a wish's time: whoever leads next still finds the wish, and users do not wait for a leader that is gone."""
 _FULL = 0.9
 """Share of their seats that rollouts hold in replicas that are lent, before another is."""
 _IDLE_S = 10.0
@@ -83,6 +83,8 @@ class Lender:
         self._emptied: set[str] = set()
         """Lent ones that their users have left."""
         self._decided_at: dict[str, float] = {}
+        """Of each replica, by the wall clock, which others read; when it was, by the one that does not go back."""
+        self._changed_at: dict[str, float] = {}
         self._epoch = 0
         self.decision = Lending()
         self.lent: frozenset[str] = frozenset()
@@ -106,10 +108,11 @@ class Lender:
             beats = await self._board.replicas(self._config.fleet)
         except StoreUnavailable:
             self._forecast.observe(now, self._in_flight(), wall=wall)
+            self._heard = Heard(_SILENT_S)  # whose silence it was is not known
             raise
         silent = self._heard.silent(beats, now)
         self._forecast.observe(now, max(self._in_flight(), _sequences(beats, silent)), wall=wall)
-        epoch = await self._wishes.lead(self._config.fleet, self._holder, ttl_s=self._lending.wish_s * _LEADS)
+        epoch = await self._wishes.lead(self._config.fleet, self._holder, ttl_s=_lead_s(self._lending.wish_s))
         if epoch is None:
             return
         if epoch != self._epoch:
@@ -123,7 +126,7 @@ class Lender:
         situation = self._situation(beats, silent, price, waiting)
         self._forget_gone(beats, now)
         self.decision = decide(self.decision, situation, self._terms(), price, now)
-        self._choose(beats, silent, situation)
+        self._choose(beats, silent, situation, now)
         wish = Wish(epoch, self.lent, dict(self._decided_at))
         await self._wishes.wish(self._config.fleet, wish, ttl_s=self._lending.wish_s)
 
@@ -131,6 +134,7 @@ class Lender:
         """What an earlier leader lent stays lent, as long as its wish lasts and users can spare it."""
         wish = await self._wishes.wished(self._config.fleet) or Wish(0, frozenset())
         self.lent, self._decided_at = wish.lent, dict(wish.decided_at)
+        self._changed_at = dict.fromkeys(wish.decided_at, now)
         self.decision = Lending(len(wish.lent), changed_at=now if wish.lent else -math.inf)
 
     def _forget_gone(self, beats: Sequence[Heartbeat], now: float) -> None:
@@ -189,22 +193,34 @@ class Lender:
         configured = [Purpose(purpose) for purpose in self._config.harvest.purposes]
         return leasable(configured, run=run, followed=followed, pin=None, replica="", version=0)
 
-    def _choose(self, beats: Sequence[Heartbeat], silent: Collection[str], situation: Situation) -> None:
-        wall = self._wall()
+    def _choose(self, beats: Sequence[Heartbeat], silent: Collection[str], situation: Situation, now: float) -> None:
         self._emptied = {r for r in self._emptied if r in self.lent} | {b.replica for b in beats if b.role in _EMPTY}
-        lent = chosen(beats, self.lent - self._kept_by_users(beats, silent), self.decision.lent, silent)
-        alive = {beat.replica for beat in beats}
-        changed = dict.fromkeys(lent ^ self.lent, wall)
-        self._decided_at = {r: at for r, at in {**self._decided_at, **changed}.items() if r in alive}
+        lent = chosen(beats, self.lent - self._kept_by_users(beats, silent, now), self.decision.lent, silent)
+        alive, changed = {beat.replica for beat in beats}, lent ^ self.lent
+        self._decided_at = _of(alive, self._decided_at | dict.fromkeys(changed, self._wall()))
+        self._changed_at = _of(alive, self._changed_at | dict.fromkeys(changed, now))
         if lent != self.lent:
             _log.info("lending", lent=sorted(lent), demand=situation.demand, allowed=situation.allowed)
         self.lent = lent
 
-    def _kept_by_users(self, beats: Sequence[Heartbeat], silent: Collection[str]) -> frozenset[str]:
+    def _kept_by_users(self, beats: Sequence[Heartbeat], silent: Collection[str], now: float) -> frozenset[str]:
         """Lent ones that serve again since their users did not leave in time: another may be empty."""
         busy = {beat.replica for beat in beats if _serves(beat, silent) and beat.seats_users > 0}
-        heard = {replica for replica, at in self._decided_at.items() if self._wall() - at > _HEARS_S}
+        heard = {replica for replica, at in self._changed_at.items() if now - at > _HEARS_S}
         return (self.lent & busy & heard) - self._emptied
+
+
+def _of(replicas: Collection[str], times: Mapping[str, float]) -> dict[str, float]:
+    return {replica: at for replica, at in times.items() if replica in replicas}
+
+
+def _lead_s(wish_s: float) -> float:
+    """How long a leader that says nothing is waited for.
+
+    >>> [_lead_s(wish_s) for wish_s in (1.0, 9.0, 600.0)]
+    [1.0, 3.0, 5.0]
+    """
+    return min(_LEADS_MOST_S, max(2 * _TICK_S, wish_s * _LEADS))
 
 
 def _sequences(beats: Sequence[Heartbeat], silent: Collection[str]) -> int:

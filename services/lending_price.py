@@ -55,10 +55,11 @@ def _harvests(beat: Heartbeat) -> bool:
 
 
 def _switch_s(beats: Sequence[Heartbeat], expected: float) -> float:
-    """Both ways together. The way out begins when the last user has left."""
+    """Both ways together. The way out begins when the last user has left, the way back when the replica hears of it:
+    how long that took would be told by two machines' clocks."""
     switches = [switch for beat in beats for switch in beat.switches if "verified" in switch.parts]
     out = _mean(s.parts["verified"] - s.parts.get("drained", 0) for s in switches if s.to is ReplicaRole.ROLLOUT)
-    back = _mean(s.parts["verified"] for s in switches if s.to is ReplicaRole.SERVING)
+    back = _mean(s.parts["verified"] - s.parts.get("seen", 0) for s in switches if s.to is ReplicaRole.SERVING)
     return expected if out is None or back is None else out + back
 
 

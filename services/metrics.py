@@ -13,10 +13,14 @@ from prometheus_client.registry import Collector
 from rollout.board import Heartbeat, ReplicaRole
 from rollout.percentile import percentile
 from rollout.queue import Ledger, QueueStats
+from services.slo import SloConfig, kept
+from services.stream_marks import StreamMarks
 from services.way import Ways
 
 _WINDOW = 1024
-_LEFT, _FAILED = 499, 500
+LEFT = 499
+"""Status of a request whose client went away."""
+_FAILED = 500
 _TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _TPOT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 _DURATION_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
@@ -39,8 +43,12 @@ def quantiles(values: Sequence[float]) -> Quantiles:
 class UserLatency:
     """Time to first token (TTFT) and time per output token (TPOT) of streamed answers, duration of all."""
 
-    def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, slo: SloConfig, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._slo = slo
         self._clock = clock
+        self._kept: deque[bool] = deque(maxlen=_WINDOW)
         self._ttft: deque[float] = deque(maxlen=_WINDOW)
         self._tpot: deque[float] = deque(maxlen=_WINDOW)
         names: Any = {"registry": registry, "namespace": "nightshift", "subsystem": "user"}
@@ -48,6 +56,7 @@ class UserLatency:
         self._tpot_seconds = Histogram("tpot_seconds", "Time per output token.", buckets=_TPOT_BUCKETS, **names)
         self._duration = Histogram("duration_seconds", "Whole answers.", buckets=_DURATION_BUCKETS, **names)
         self._requests = Counter("requests", "Answered user requests.", ["status"], **names)
+        self._streams = Counter("slo_streams", "Streamed answers by whether the SLO was kept.", ["kept"], **names)
         self.ways = Ways(clock)
         """Of first tokens beside the engine."""
         way = Gauge("way_seconds", "Of first tokens, beside the engine.", **names)
@@ -61,6 +70,11 @@ class UserLatency:
     def tpot(self) -> Quantiles:
         return quantiles(self._tpot)
 
+    @property
+    def slo_kept(self) -> float | None:
+        """Share of the newest streams that were inside the SLO; None before the first, and without an SLO."""
+        return sum(self._kept) / len(self._kept) if self._kept else None
+
     def now(self) -> float:
         return self._clock()
 
@@ -70,15 +84,16 @@ class UserLatency:
         self._duration.observe(self._clock() - started)
 
     async def streamed(self, chunks: AsyncIterable[str | bytes | memoryview], started: float) -> AsyncIterator[bytes]:
-        """Pass a server-sent event stream on, without the engine's mark, and time it; every data event counts as one
-        token.
+        """Pass a server-sent event stream on, without the engine's marks, and time it. Where they do not tell its
+        tokens every data event counts as one.
 
         A stream that its client left is counted as 499, one that failed as 500.
         """
+        marks = StreamMarks()
         first = last = None
-        events, status = 0, _LEFT
+        events, status = 0, LEFT
         try:
-            async for chunk in self.ways.stripped(chunks, lambda: self._clock() - started):
+            async for chunk in marks.stripped(chunks):
                 data = chunk.encode() if isinstance(chunk, str) else bytes(chunk)
                 if b'data: {"error"' in data:
                     status = _FAILED
@@ -86,21 +101,43 @@ class UserLatency:
                 if found > 0 and status != _FAILED:
                     last = self._clock()
                     events += found
-                    first = self._first_token(last, started) if first is None else first
+                    first = self._first_token(last, started, marks.engine_s) if first is None else first
                 yield data
-            status = 200 if status == _LEFT else status
+            status = 200 if status == LEFT else status
         except Exception:
             status = _FAILED
             raise
         finally:
-            if first is not None and last is not None and events > 1:
-                self._tpot.append((last - first) / (events - 1))
-                self._tpot_seconds.observe((last - first) / (events - 1))
+            tokens, tpot_s = marks.tokens or events, None
+            if first is not None and last is not None and events > 1 and tokens > 1:
+                tpot_s = (last - first) / (tokens - 1)
+                self._tpot.append(tpot_s)
+                self._tpot_seconds.observe(tpot_s)
+            self._judge(started, first, tpot_s, status)
             self.answered(started, status)
 
-    def _first_token(self, at: float, started: float) -> float:
+    def unanswered(self, started: float, status: int, *, streams: bool) -> None:
+        """It ended before there was anything to send: its client left, or the engine failed it."""
+        if streams:
+            self._judge(started, None, None, status)
+        self.answered(started, status)
+
+    def _judge(self, started: float, first: float | None, tpot_s: float | None, status: int) -> None:
+        if not self._slo.guards:
+            return
+        # who left before the first token has waited until now
+        inside = kept(self._slo, (self._clock() if first is None else first) - started, tpot_s)
+        if first is None and inside and status == LEFT:
+            return
+        inside = inside and status < _FAILED
+        self._kept.append(inside)
+        self._streams.labels(str(inside).lower()).inc()
+
+    def _first_token(self, at: float, started: float, engine_s: float | None) -> float:
         self._ttft.append(at - started)
         self._ttft_seconds.observe(at - started)
+        if engine_s is not None:
+            self.ways.add(at - started - engine_s)
         return at
 
 

@@ -34,6 +34,8 @@ _SLACK = 0.25
 itself costs nothing. After a breach none may."""
 
 
+_WAY_S = 120.0
+"""What was last heard of the way is believed for so long."""
 _STEPS_TO_SEE = 2
 """Of the engine, before it shows whether a request is begun: one may have run when it came, or when room was made."""
 
@@ -91,8 +93,7 @@ class SeatKeeper:
         self._asides = 0
         self.breaches = 0
         """Times that rollouts lost every seat."""
-        self.way_s = 0.0
-        """Of a user's first token beside the engine, of late: what is left of the target is the engine's."""
+        self._way_s, self._way_heard_at = 0.0, -math.inf
         self.users = UserSeats(self.resize)
         self.seats = Seats(0, pace=harvest.prefill_tokens)
         self.resize()
@@ -120,6 +121,16 @@ class SeatKeeper:
     def _targets(self) -> SloConfig:
         """Of the engine."""
         return in_engine(self._slo, self.way_s)
+
+    @property
+    def way_s(self) -> float:
+        """Of a user's first token beside the engine, of late: what is left of the target is the engine's. 0 where no
+        user brought word of it for long: what was heard in a crowd says nothing of the first after it."""
+        return self._way_s if self._clock() - self._way_heard_at < _WAY_S else 0.0
+
+    @way_s.setter
+    def way_s(self, seconds: float) -> None:
+        self._way_s, self._way_heard_at = seconds, self._clock()
 
     @property
     def user_prompt(self) -> float:
@@ -227,7 +238,8 @@ class SeatKeeper:
         """Take in what users and engine met since the last look, and give and take seats by it."""
         now, before = self._clock(), self._looked_at
         self._looked_at = now
-        self._window.look(now, self._engine.users(), still=self._still_until())
+        ended = self._engine.step_log.ended.take()
+        self._window.look(now, self._engine.users(), ended=ended, still=self._still_until())
         self._weight.learn(self._window.left)
         self._mind_cache(now)
         if self._guards:

@@ -36,6 +36,19 @@ class SloConfig(Settings):
         return self.ttft_s is not None or self.tpot_s is not None
 
 
+def kept(slo: SloConfig, ttft_s: float, tpot_s: float | None) -> bool:
+    """Whether a user who felt this was inside both targets; an answer of one token has no time per token.
+
+    >>> [kept(SloConfig(ttft_s=0.5, tpot_s=0.05), ttft_s, 0.04) for ttft_s in (0.5, 0.6)]
+    [True, False]
+    >>> kept(SloConfig(tpot_s=0.05), 9.0, None)
+    True
+    """
+    late = slo.ttft_s is not None and ttft_s > slo.ttft_s
+    slow = slo.tpot_s is not None and tpot_s is not None and tpot_s > slo.tpot_s
+    return not late and not slow
+
+
 _LEAST = 0.5
 """Share of a target for first tokens that is the engine's, however long the way to it: a gateway that stood still for a
 moment would else be taken for engines that are too slow."""

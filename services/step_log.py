@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.ended import Ended
+from services.user_window import RequestTimes
+
 _STEPS = 2048
 """Remembered: more than fill half a second on the fastest engine."""
 _EVIDENCE_S = 0.5
@@ -28,8 +31,10 @@ class _Gap:
 class StepLog:
     """A stat logger of vLLM, by its interface (`vllm.v1.metrics.loggers`): called in the engine client's event loop."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, own: tuple[str, ...] = ()) -> None:
+        """Requests whose names begin as one of `own` are not users'."""
         self._clock = clock
+        self._own = own
         self.steps = 0
         """Since the start, those that only read a part of a prompt too."""
         self.kv_usage = 0.0
@@ -37,6 +42,8 @@ class StepLog:
         self.waiting_steps = 0
         """Steps in a row, up to the newest, after which a request waited to be begun."""
         self._gaps: deque[_Gap] = deque(maxlen=_STEPS)
+        self.ended = Ended()
+        """Users' sequences."""
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, **_: object) -> None:
         """After one step of the engine."""
@@ -46,7 +53,13 @@ class StepLog:
             # vLLM counts those apart whose grammar, say, was not ready when they came, for as long as they wait
             waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
             self.waiting_steps = self.waiting_steps + 1 if waiting else 0
-        if iteration_stats is not None and (gaps := iteration_stats.inter_token_latencies_iter):
+        if iteration_stats is None:
+            return
+        for finished in iteration_stats.finished_requests:
+            name = finished.request_id or ""
+            if finished.num_generation_tokens and not name.startswith(self._own):
+                self.ended.add(_times(finished, name, self._clock()))
+        if gaps := iteration_stats.inter_token_latencies_iter:
             sequences = len(gaps) + len(iteration_stats.time_to_first_tokens_iter)
             tokens = max(1.0, iteration_stats.num_generation_tokens / sequences)
             # those of sequences that were left out of the step before span it too
@@ -89,3 +102,11 @@ class StepLog:
 
     def record_admission_rejection(self, *_: object) -> None:
         """The gateway bounds users before the engine does."""
+
+
+def _times(finished: Any, name: str, now: float) -> RequestTimes:
+    """Of `vllm.v1.metrics.stats.FinishedRequestStats`, right after the last token."""
+    first = now - finished.decode_time
+    prompt = finished.num_prompt_tokens - max(0, finished.num_cached_tokens)
+    arrived = min(first, now - finished.e2e_latency)  # by the wall clock, which may be set
+    return RequestTimes(arrived, first, now, finished.num_generation_tokens, prompt, name)

@@ -14,15 +14,17 @@ _KEPT = 8
 class _Switch:
     to: ReplicaRole
     decided_at: float
+    seen_at: float
+    """By the clock of the parts."""
     parts: dict[str, float] = field(default_factory=dict)
     cut_tokens: int = 0
 
 
 class SwitchLog:
-    """Of one replica; times are Unix seconds, since a switch is decided on another machine."""
+    """Of one replica. A switch is decided on another machine, at Unix seconds; once it is seen `clock` counts."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self, wall: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic) -> None:
+        self._wall, self._clock = wall, clock
         self._kept: deque[_Switch] = deque(maxlen=_KEPT)
         self._running: _Switch | None = None
         self._unserved: _Switch | None = None
@@ -36,15 +38,15 @@ class SwitchLog:
 
     def begin(self, to: ReplicaRole, decided_at: float | None = None) -> None:
         """In the place of one that did not end; None: decided here and now."""
-        now = self._clock()
+        now = self._wall()
         # clocks of two machines: nothing is seen before it is decided
-        self._running = _Switch(to, now if decided_at is None else min(now, decided_at))
-        self.mark("seen")
+        self._running = _Switch(to, now if decided_at is None else min(now, decided_at), self._clock())
+        self._running.parts["seen"] = now - self._running.decided_at
 
     def mark(self, part: str) -> None:
         """The part of the running switch has ended."""
         if self._running is not None:
-            self._running.parts[part] = self._clock() - self._running.decided_at
+            self._running.parts[part] = self._after(self._running)
 
     def cut(self, tokens: int) -> None:
         """So many more were cut for the running switch."""
@@ -68,5 +70,9 @@ class SwitchLog:
     def first_token(self) -> None:
         """A user has one; only the first after a reclaim counts."""
         if (switch := self._unserved) is not None:
-            switch.parts["first_token"] = self._clock() - switch.decided_at
+            switch.parts["first_token"] = self._after(switch)
             self._unserved = None
+
+    def _after(self, switch: _Switch) -> float:
+        """Seconds since the decision."""
+        return switch.parts["seen"] + self._clock() - switch.seen_at

@@ -1,7 +1,8 @@
 """The OpenAI routes: users' requests are checked here, lose what could harm others, and go to the engines."""
 
+import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
@@ -13,6 +14,7 @@ from services.api_errors import ApiError, from_validation, over_limit, shown
 from services.auth import Role
 from services.gateway_parts import GatewayParts
 from services.limits import read_json
+from services.metrics import LEFT
 from services.openapi import ERRORS, Answers, body_of, needs
 from services.submissions import check_context
 from services.user_schemas import DROPPED, ChatBody, CompletionBody
@@ -55,20 +57,22 @@ class UserApi:
     async def completions(self, request: Request) -> Response:
         """OpenAI text completions; `stream: true` answers as server-sent events."""
         self._parts.users.hold(request)
-        started = self._parts.latency.now()
-        body = _parse(CompletionBody, await read_json(request))
+        value = await read_json(request)
+        started = self._parts.latency.now()  # how long a client takes to send a prompt is not ours
+        body = _parse(CompletionBody, value)
         await self._check_completion(body)
         sent = self._forwarded(body)
-        return self._timed(await self._parts.backend.completions(sent, self._engine_headers()), started)
+        return await self._timed(self._parts.backend.completions(sent, self._engine_headers()), started, body)
 
     async def chat(self, request: Request) -> Response:
         """OpenAI chat completions; `stream: true` answers as server-sent events."""
         self._parts.users.hold(request)
+        value = await read_json(request)
         started = self._parts.latency.now()
-        body = _parse(ChatBody, await read_json(request))
+        body = _parse(ChatBody, value)
         await self._check_chat(body)
         sent = self._forwarded(body)
-        return self._timed(await self._parts.backend.chat(sent, self._engine_headers()), started)
+        return await self._timed(self._parts.backend.chat(sent, self._engine_headers()), started, body)
 
     async def _check_completion(self, body: CompletionBody) -> None:
         sequences = len(body.prompts) * (body.n or 1)
@@ -131,11 +135,22 @@ class UserApi:
             sent.setdefault("add_generation_prompt", False)  # the engine takes no request that leaves both on
         return sent
 
-    def _timed(self, response: Response, started: float) -> Response:
+    async def _timed(self, answering: Awaitable[Response], started: float, body: CompletionBody | ChatBody) -> Response:
+        latency, streams = self._parts.latency, bool(body.stream)
+        try:
+            response = await answering
+        except asyncio.CancelledError:
+            latency.unanswered(started, LEFT, streams=streams)
+            raise
+        except Exception as error:
+            status = error.status if isinstance(error, ApiError) else 500
+            if status >= 500:
+                latency.unanswered(started, status, streams=streams)
+            raise
         if isinstance(response, StreamingResponse):
-            response.body_iterator = self._parts.latency.streamed(response.body_iterator, started)
+            response.body_iterator = latency.streamed(response.body_iterator, started)
         else:
-            self._parts.latency.answered(started, response.status_code)
+            latency.answered(started, response.status_code)
         return response
 
     def _engine_headers(self) -> dict[str, str]:

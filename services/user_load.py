@@ -136,7 +136,8 @@ class UserLoad:
 
 
 def response_tokens(item: Any) -> int:
-    """Of what `LLMServer` yields: a response with its usage, or events of a stream, each counted as a token.
+    """Of what `LLMServer` yields: a response with its usage, or events of a stream, each counted as a token until the
+    engine tells how many there were.
 
     >>> response_tokens(["data: {}\\n\\n", "data: {}\\n\\ndata: [DONE]\\n\\n"])
     2

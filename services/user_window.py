@@ -1,6 +1,6 @@
 """What users of one engine felt lately."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,6 +25,8 @@ class RequestTimes:
     tokens: int
     prompt: int = 0
     """Tokens of its prompt that the cache did not have."""
+    request: str = ""
+    """Whose it is, by the name that the engine was given; several sequences may be of one."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -56,10 +58,8 @@ class _Mark:
 
 
 class UserWindow:
-    """First tokens and the pace of tokens over the last `window_s`, from looks at the requests in the engine.
-
-    A request that begins and ends between two looks is not seen.
-    """
+    """First tokens and the pace of tokens over the last `window_s`, from looks at the requests in the engine and from
+    what it says of those that ended between two looks."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -68,23 +68,27 @@ class UserWindow:
         self._live: Mapping[str, RequestTimes] = {}
         self._looked_at = 0.0
         self.left: list[RequestTimes] = []
-        """Who left between the two newest looks, as last seen."""
+        """Who left between the two newest looks, with all their tokens or, given up by their clients, as last seen."""
         self.ended: list[RequestTimes] = []
         """The same as far as a standstill had no part in it. Whoever left without a token that was seen has waited
         until the look before at least."""
 
-    def look(self, now: float, live: Mapping[str, RequestTimes], *, still: float = 0.0) -> None:
-        """Take in the requests that are in the engine now, by id. First tokens of those that arrived before `still`,
-        when generation last stood still, are not counted."""
+    def look(
+        self,
+        now: float,
+        live: Mapping[str, RequestTimes],
+        *,
+        ended: Sequence[RequestTimes] = (),
+        still: float = 0.0,
+    ) -> None:
+        """Take in the requests that are in the engine now, by id, and those that `ended` there since the look before.
+        First tokens of those that arrived before `still`, when generation last stood still, are not counted."""
+        gone = _last_words({name: times for name, times in self._live.items() if name not in live}, ended)
         for name, times in live.items():
-            new = name not in self._live or self._live[name].first is None
-            if times.first is not None and new and times.arrived >= still:
-                self._firsts.append(_First(times.arrived, times.first))
-            if times.last is not None:
-                marks = self._marks.setdefault(name, deque())
-                if not marks or marks[-1].tokens != times.tokens:
-                    marks.append(_Mark(times.last, times.tokens))
-        self.left = [times for name, times in self._live.items() if name not in live]
+            self._take_in(name, times, still)
+        for name, times in gone.items():
+            self._take_in(name, times, still, over=True)
+        self.left = list(gone.values())
         self.ended = [end for times in self.left if (end := _end(times, self._looked_at, still)) is not None]
         self._live, self._looked_at = live, now
         self._forget(now - self._window_s)
@@ -107,6 +111,18 @@ class UserWindow:
         paces = (self._pace(name, marks, now, since) for name, marks in self._marks.items())
         return percentile([pace for pace in paces if pace is not None], _SHARE)
 
+    def _take_in(self, name: str, times: RequestTimes, still: float, *, over: bool = False) -> None:
+        if times.first is None or times.last is None:
+            return
+        new = name not in self._live or self._live[name].first is None
+        if new and times.arrived >= still:
+            self._firsts.append(_First(times.arrived, times.first))
+        marks = self._marks.setdefault(name, deque())
+        if new and over:  # its first token was not seen, and there will be no other look
+            marks.append(_Mark(times.first, 1))
+        if not marks or marks[-1].tokens != times.tokens:
+            marks.append(_Mark(times.last, times.tokens))
+
     def _pace(self, name: str, marks: Sequence[_Mark], now: float, since: float) -> float | None:
         seen = [mark for mark in marks if mark.at >= since]
         if not seen:
@@ -127,6 +143,25 @@ class UserWindow:
                 marks.popleft()
             if not marks:
                 del self._marks[name]
+
+
+def _last_words(left: Mapping[str, RequestTimes], ended: Sequence[RequestTimes]) -> dict[str, RequestTimes]:
+    """Who left, with all tokens where the engine told; and who was never seen.
+
+    >>> seen, whole = RequestTimes(0.0, None, None, 0, request="r"), RequestTimes(0.0, 0.1, 0.2, 3, request="r")
+    >>> _last_words({"r-7": seen}, [whole]) == {"r-7": whole}
+    True
+    >>> _last_words({}, [whole, whole]) == {"r ended 0": whole, "r ended 1": whole}
+    True
+    """
+    gone = dict(left)
+    names = defaultdict[str, list[str]](list)
+    for name, times in left.items():
+        names[times.request].append(name)
+    for number, times in enumerate(ended):
+        seen = names.get(times.request)
+        gone[seen.pop(0) if seen else f"{times.request} ended {number}"] = times
+    return gone
 
 
 def _end(times: RequestTimes, seen_at: float, still: float) -> RequestTimes | None:

@@ -47,7 +47,7 @@ class VllmEngine:
         self._prepared: Path | None = None
         self.rollouts_give_way = True
         """Whether they are left out of steps that compute users' prompts, which those who begin from now on are."""
-        self.step_log = StepLog()
+        self.step_log = StepLog(own=(_OWN,))
         self.user_adapter: Adapter | None = None
         """What users are on; None for the model itself."""
         client.logger_manager.stat_loggers.append(self.step_log)
@@ -106,14 +106,12 @@ class VllmEngine:
             if state.stats is not None and not state.external_req_id.startswith(_OWN)
         }
 
-    def first_token_s(self, request_id: str) -> float | None:
-        """Of the first of a request's sequences that has one, from its arrival here; None where none is here that has.
-        OpenAI routes put words of their own around the id."""
+    def times(self, request_id: str) -> list[RequestTimes]:
+        """Of a request's sequences, here or ended a moment ago. OpenAI routes put words of their own around the id."""
         ids = self._client.output_processor.external_req_ids
         names = [name for outer, inner in ids.items() if request_id in outer for name in inner]
         users = self.users() if names else {}
-        waits = (users[name].ttft_s for name in names if name in users)
-        return min((seconds for seconds in waits if seconds is not None), default=None)
+        return [*(users[name] for name in names if name in users), *self.step_log.ended.of(request_id)]
 
     def begin(
         self,
@@ -356,7 +354,8 @@ def _times(state: Any, ahead: float) -> RequestTimes:
     stats = state.stats
     first, last = stats.first_token_ts or None, stats.last_token_ts or None
     prompt = state.prompt_len - max(0, state.num_cached_tokens)
-    return RequestTimes(stats.arrival_time + ahead, first, last, stats.num_generation_tokens, prompt)
+    arrived, tokens = stats.arrival_time + ahead, stats.num_generation_tokens
+    return RequestTimes(arrived, first, last, tokens, prompt, state.external_req_id)
 
 
 async def _last(

@@ -1,21 +1,19 @@
 """What a user's first token takes beside the engine: through gateway and router to the replica, and back.
 
 gateway: how long it takes of late --(header of a request)--> replica: the guard leaves that much of `slo.ttft_s` alone
-gateway: first token - engine's share  <--(comment of the event stream)-- replica: what the engine took of it
+gateway: first token - engine's share  <--(mark in the event stream)-- replica: what the engine took of it
 
 Both measure spans of time by clocks of their own, so that no two clocks are compared.
 """
 
 import math
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 
 from rollout.percentile import percentile
 
 HEADER = "x-nightshift-way"
-_MARK = ": engine "
-"""A comment of an event stream: nobody would see it if it went on to a client."""
 _MEMORY, _FEWEST = 64, 20
 """Users: the newest that are remembered, and those that a 95th percentile takes; of fewer one would speak for all."""
 _RECENT_S = 60.0
@@ -47,33 +45,6 @@ class Ways:
         enough = len(recent) >= _FEWEST
         found = percentile([way_s for _, way_s in (recent if enough else self._newest)], 0.95 if enough else 0.5)
         return 0.0 if found is None else found
-
-    async def stripped(
-        self, chunks: AsyncIterable[str | bytes | memoryview], passed: Callable[[], float]
-    ) -> AsyncIterator[str | bytes | memoryview]:
-        """An event stream without the replica's mark, of which it learns; `passed` tells the seconds since the user
-        came."""
-        first = True
-        async for chunk in chunks:
-            if first and isinstance(chunk, str) and chunk.startswith(_MARK):
-                mark, _, rest = chunk.partition("\n\n")
-                self.add(passed() - float(mark.removeprefix(_MARK)))
-                yield rest
-            else:
-                yield chunk
-            first = False
-
-
-def marked(item: object, engine_s: float | None) -> object:
-    """The first item of an answer with what the engine took until then; as it is where that is not known, or the item
-    is no part of an event stream.
-
-    >>> marked(["data: {}"], 0.0345), marked({"error": 1}, 0.0345)
-    ([': engine 0.0345\\n\\n', 'data: {}'], {'error': 1})
-    """
-    if engine_s is not None and isinstance(item, list) and item and isinstance(item[0], str):
-        return [f"{_MARK}{engine_s:.4f}\n\n", *item]
-    return item
 
 
 def told(headers: Mapping[str, str]) -> float | None:

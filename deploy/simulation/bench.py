@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deploy.simulation.engine_model import EngineModel
 from deploy.simulation.json_file import read_json
@@ -18,28 +18,29 @@ from services.config import FleetOptions
 from services.slo import SloConfig
 
 _PARTS = 24
+_FIGURES = ConfigDict(extra="ignore", allow_inf_nan=False)
 
 
 class Percentiles(BaseModel):
     """Seconds."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = _FIGURES
 
-    p50: float | None = None
-    p95: float | None = None
+    p50: float | None = Field(default=None, ge=0)
+    p95: float | None = Field(default=None, ge=0)
 
 
 class _Idle(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = _FIGURES
 
     ttft_s: Percentiles
     tpot_s: Percentiles
-    prefill_token_s: float
+    prefill_token_s: float = Field(ge=0)
     """As the replica measured it at its start."""
 
 
 class _Pushes(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = _FIGURES
 
     pause_s: Percentiles
     seconds: Percentiles = Percentiles()
@@ -49,7 +50,7 @@ class _Pushes(BaseModel):
 
 
 class _Series(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = _FIGURES
 
     seconds: list[float]
     users_s: list[float]
@@ -59,16 +60,16 @@ class _Series(BaseModel):
 class Cell(BaseModel):
     """One arm at one load."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = _FIGURES
 
     arm: str
     load: str
     seats: int | None
     again: bool = False
     """Met once more, in turns with another arm: by fewer users, who were there before."""
-    rate: float
-    seconds: float
-    requests: int
+    rate: float = Field(ge=0)
+    seconds: float = Field(gt=0)
+    requests: int = Field(ge=0)
     attainment: float | None = None
     attainment_interval: tuple[float, float] | None = None
     ttft_s: Percentiles = Percentiles()
@@ -76,6 +77,12 @@ class Cell(BaseModel):
     harvested_tokens_s: float
     pushes: _Pushes
     series: _Series
+
+    @model_validator(mode="after")
+    def _has_its_day(self) -> "Cell":
+        if self.load == "day" and self.requests and not self.series.users_s:
+            raise ValueError("series.users_s is empty, and a day has users at other rates by the hour")
+        return self
 
     @property
     def rollouts(self) -> float:
@@ -92,11 +99,11 @@ class Cell(BaseModel):
 
 
 class _Plan(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = _FIGURES
 
-    seats: int
+    seats: int = Field(ge=1)
     seed: int
-    push_every_s: float
+    push_every_s: float = Field(gt=0)
     push_rollouts: Literal["keep", "recompute"] = "recompute"
     user_prompt: int = 64
     user_tokens: int = 64
@@ -106,14 +113,16 @@ class _Plan(BaseModel):
 
 
 class _Targets(BaseModel):
-    ttft_s: float
-    tpot_s: float
+    model_config = _FIGURES
+
+    ttft_s: float = Field(gt=0)
+    tpot_s: float = Field(gt=0)
 
 
 class Bench(BaseModel):
     """The figures of a run."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = _FIGURES
 
     plan: _Plan
     slo: _Targets

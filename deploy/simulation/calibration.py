@@ -45,10 +45,10 @@ def calibrate(
 def _first(bench: Bench, cells: Sequence[Cell]) -> EngineModel:
     """From what idle users felt; steps of larger batches are the users' pace at that batch."""
     first_s, token_s = bench.idle.ttft_s.p50, bench.idle.tpot_s.p50
-    if first_s is None or token_s is None:
+    if not first_s or not token_s:
         raise ConfigError("idle: the run has no latencies of users alone, one at a time")
     door_s = max(1e-4, first_s - token_s - bench.plan.user_prompt * bench.idle.prefill_token_s)
-    late_s = (bench.idle.ttft_s.p95 or first_s) - first_s
+    late_s = max(0.0, (bench.idle.ttft_s.p95 or first_s) - first_s)
     pause_s = _mean(cell.pushes.pause_s.p50 for cell in cells)
     arrive_s = _mean(cell.pushes.seconds.p50 for cell in cells) - pause_s
     return EngineModel(
@@ -56,7 +56,7 @@ def _first(bench: Bench, cells: Sequence[Cell]) -> EngineModel:
         prefill_token_s=bench.idle.prefill_token_s,
         door_s=door_s,
         door_spread=min(1.0, math.log1p(late_s / door_s) / _Z95),
-        drift=min(1.0, math.log((bench.idle.tpot_s.p95 or token_s) / token_s) / _Z95),
+        drift=min(1.0, max(0.0, math.log((bench.idle.tpot_s.p95 or token_s) / token_s)) / _Z95),
         pause_s=pause_s,
         arrive_s=max(0.0, arrive_s),
         arrive_slowness=max(1.0, _slowness(cells)),

@@ -19,6 +19,6 @@ def read_json(path: Path, model: type[M]) -> M:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        raise ConfigError(f"{path}: {describe(error)}") from error
-    except ValueError as error:
+        raise ConfigError(f"{path}: {describe(error, model)}") from error
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid JSON: {error}") from error

@@ -5,7 +5,7 @@ arrive -> users wait or are running; rollouts lease, sit, are cut, go on -> step
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -37,7 +37,8 @@ class _User:
     @property
     def times(self) -> RequestTimes:
         made = self.sequence.made
-        return RequestTimes(self.arrived_at, self.first_at, self.last_at, made, self.sequence.size - made)
+        prompt = self.sequence.size - made
+        return RequestTimes(self.arrived_at, self.first_at, self.last_at, made, prompt, self.name)
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +91,8 @@ class _Step:
 
     inter_token_latencies_iter: list[float]
     time_to_first_tokens_iter: list[float]
+    finished_requests: Iterable[object] = ()
+    """None here: those of users are told of by name."""
 
     @property
     def num_generation_tokens(self) -> int:
@@ -354,6 +357,7 @@ class Replica:
         del self._users[user.sequence]
         self.engine.running.remove(user.sequence)
         user.seat.close()
+        self._eyes.step_log.ended.add(user.times)
         made = user.sequence.made
         self._answered(Felt(user.came_at, user.first_at - user.came_at, (now - user.first_at) / max(1, made - 1), made))
 

@@ -47,21 +47,22 @@ class RatePoint:
 Line = Arrival | RatePoint
 
 
-def read(path: Path) -> Iterator[Line]:
-    """All lines of a file are of one kind. Raises ConfigError that names file, line and what is wrong with it."""
+def read(path: Path, *, longest: int | None = None) -> Iterator[Line]:
+    """All lines of a file are of one kind. Raises ConfigError that names file, line and what is wrong with it, users of
+    more than `longest` tokens included: the gateway would refuse them."""
     reader = _csv if path.suffix.lower() == ".csv" else _jsonl
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path}: no regular file, and it is read several times; write the trace to one")
         with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from _checked(reader(file, path), path)
+            yield from _checked(reader(file, path), path, longest)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
-def _checked(rows: Iterator[tuple[int, Mapping[str, Any]]], path: Path) -> Iterator[Line]:
+def _checked(rows: Iterator[tuple[int, Mapping[str, Any]]], path: Path, longest: int | None) -> Iterator[Line]:
     before: Line | None = None
     for number, row in rows:
         try:
@@ -70,6 +71,11 @@ def _checked(rows: Iterator[tuple[int, Mapping[str, Any]]], path: Path) -> Itera
                 raise ValueError("rates and single arrivals in one trace")
             if before is not None and line.time < before.time:
                 raise ValueError(f"time={line.time:g} after {before.time:g}")
+            if longest is not None and line.prompt + line.tokens > longest:
+                raise ValueError(
+                    f"prompt_tokens={line.prompt:g} and output_tokens={line.tokens:g} are more than"
+                    f" fleet.engine.max_model_len={longest}, which the gateway refuses; set it as the fleet has it"
+                )
         except (ValueError, TypeError, OverflowError) as error:
             raise ConfigError(f"{path}:{number}: {error}") from error
         before = line
@@ -84,7 +90,7 @@ def _jsonl(file: Iterable[str], path: Path) -> Iterator[tuple[int, Mapping[str, 
             continue
         try:
             row = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path}:{number}: not JSON: {error}") from error
         if not isinstance(row, dict):
             raise ConfigError(f"{path}:{number}: {text.strip()[:40]!r} is no JSON object")

@@ -20,6 +20,8 @@ class Scaling:
     hysteresis: float
     upscale_delay_s: float
     downscale_delay_s: float
+    min_serving: int = 0
+    """Replicas that are left to users however few of them come, and beside which lent ones are kept."""
     rollout_budget: RolloutBudget | None = None
 
 
@@ -51,12 +53,14 @@ def begin(replicas: int) -> Wanted:
 def decide(before: Wanted, load: FleetLoad, now: float, scaling: Scaling) -> Wanted:
     """One step at `now`, Unix seconds.
 
-    Lent replicas count as wanted: they are kept beside those that users need, and are reason enough not to add one only
-    when users need no more than there are. They come back by being reclaimed, which takes less than a start, and are
-    users' then: whoever called them back saw the load before the arrivals of the last `rate_window_s` show it.
+    Lent replicas count as wanted: they are kept beside those that users need, or have in any case, and are reason
+    enough not to add one only when users need no more than there are. They come back by being reclaimed, which takes
+    less than a start, and are users' then: whoever called them back saw the load before the arrivals of the last
+    `rate_window_s` show it.
     """
     users = _users(_with_returned(before, load), load, now, scaling)
-    base = max(users.value, min(before.base, scaling.max_replicas, users.value + load.lent))
+    beside_lent = max(users.value, scaling.min_serving) if load.lent else users.value
+    base = max(users.value, min(before.base, scaling.max_replicas, beside_lent + load.lent))
     if scaling.rollout_budget is None:
         return Wanted(users, base, lent=load.lent)
     found = _with_inherited(before, base)

@@ -48,12 +48,14 @@ class UserLoadPolicy:
         hysteresis: float,
         upscale_delay_s: float,
         downscale_delay_s: float,
+        min_serving: int = 0,
         rollout_budget: BudgetArguments | None = None,
     ) -> None:
-        """Raises ValueError where a window cannot be read."""
+        """`min_serving` is the lender's. Raises ValueError where a window cannot be read."""
         self._utilisation = target_utilisation
         self._hysteresis = hysteresis
         self._delays_s = (upscale_delay_s, downscale_delay_s)
+        self._min_serving = min_serving
         self._budget = None if rollout_budget is None else _budget(rollout_budget)
         self._wanted: Wanted | None = None
 
@@ -73,6 +75,7 @@ class UserLoadPolicy:
             hysteresis=self._hysteresis,
             upscale_delay_s=self._delays_s[0],
             downscale_delay_s=self._delays_s[1],
+            min_serving=self._min_serving,
             rollout_budget=self._budget,
         )
 

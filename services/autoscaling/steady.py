@@ -26,7 +26,8 @@ class Steady:
         else:
             return Steady(self.value)
         since, nearest = now, wanted
-        if self.since is not None and (self.nearest > self.value) == (wanted > self.value):
+        known = self.since is not None and self.since <= now  # else the clock was set back
+        if self.since is not None and known and (self.nearest > self.value) == (wanted > self.value):
             since, nearest = self.since, nearer(self.nearest, wanted)
         return Steady(nearest) if now - since >= delay else Steady(self.value, since, nearest)
 

@@ -61,6 +61,26 @@ def test_a_stream_begins_with_its_first_token_alone(fleet: RunningFleet, model: 
         assert min(first_piece() for _ in range(5)) <= 2
 
 
+@pytest.mark.parametrize(("sequences", "tokens"), [(1, 1), (1, 40), (8, 40)])
+def test_what_a_replica_tells_of_an_answer_reaches_no_client(
+    fleet: RunningFleet, model: str, sequences: int, tokens: int
+) -> None:
+    asked = {
+        "model": model,
+        "prompt": "the quick brown fox",
+        "n": sequences,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    headers = {"Authorization": f"Bearer {fleet.tokens.user}"}
+    answer = httpx.post(f"{fleet.url}/v1/completions", json=asked, headers=headers, trust_env=False, timeout=60)
+    assert all(event.startswith("data: ") for event in answer.text.split("\n\n")[:-1])
+    assert f'"completion_tokens":{sequences * tokens}' in answer.text
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
 @pytest.mark.parametrize("route", ["completions", "chat/completions"])
 def test_the_gateway_knows_what_of_a_first_token_was_not_the_engines(
     fleet: RunningFleet, model: str, route: str

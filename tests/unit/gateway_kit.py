@@ -24,7 +24,7 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def fleet(**limits: Any) -> FleetConfig:
+def fleet(slo: dict[str, Any] | None = None, **limits: Any) -> FleetConfig:
     bounds = {
         "max_body_bytes": 20_000,
         "max_prompts": 5,
@@ -39,6 +39,7 @@ def fleet(**limits: Any) -> FleetConfig:
             "model": {"path": "/nowhere", "name": MODEL},
             "engine": {"max_model_len": 64, "max_num_seqs": 8},
             "harvest": {"user_reserve": 2},
+            "slo": slo or {},
             "rewards": {"functions": {"mine": {"function": "pkg.mod:fn"}}},
             "gateway": {"auth": {"user": USER, "rollout": ROLLOUT, "admin": ADMIN}, "limits": bounds},
         }

@@ -252,6 +252,20 @@ def test_lent_replicas_are_kept_but_are_no_reason_to_add_one() -> None:
     assert noon.total == 6
 
 
+def test_lent_replicas_stay_beside_those_that_the_lender_leaves_to_users() -> None:
+    """Else one that served would go, another be called back in its place, and so on until nothing is lent."""
+    scaling = replace(SCALING, min_serving=2)
+    night = after(begin(4), 900, scaling, load(1.0, lent=2))
+    assert (night.users.value, night.total) == (1, 4)
+    assert after(night, 900, scaling, load(1.0, lent=0)).total == 1, "those that nobody needs go"
+
+
+def test_a_clock_that_is_set_back_delays_no_replica_for_longer_than_usual() -> None:
+    two = after(begin(2), 3, SCALING, load(29.0))
+    assert two.total == 2
+    assert after(two, SCALING.upscale_delay_s + 1, SCALING, load(29.0), start=NIGHT - 3600).total > 2
+
+
 def test_a_replica_that_is_called_back_is_not_taken_away_before_its_users_have_come() -> None:
     night = after(begin(4), 301, SCALING, load(1.0, lent=3))
     back = after(night, 299, SCALING, load(1.0, lent=1), start=NIGHT + 302)

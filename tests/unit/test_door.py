@@ -10,8 +10,10 @@ import pytest
 from rollout.board import ReplicaRole
 from services.door import admitted
 from services.role_router import NotServing
+from services.stream_marks import DONE
 from services.user_load import Answer
 from services.user_seats import UserSeats
+from services.user_window import RequestTimes
 
 FAULT = 'data: {"error": {"code": 500}}\n\n'
 
@@ -68,10 +70,15 @@ async def test_a_request_holds_its_seats_from_its_arrival_to_its_end() -> None:
     assert (house.seats.held, house.answers, house.told) == (0, [Answer(2, finished=True)], ["answered"] * 2)
 
 
-async def test_an_event_stream_begins_with_what_the_engine_took() -> None:
-    engine = Engine(["data: a\n\n"], ["data: b\n\n"])  # type: ignore[arg-type]
-    stream = admitted(House(), engine.begin, 1, name="x", first_token_s=lambda: 0.25)
-    assert [item async for item in stream] == [[": engine 0.2500\n\n", "data: a\n\n"], ["data: b\n\n"]]
+async def test_an_event_stream_says_what_the_engine_took_and_how_many_tokens_it_has() -> None:
+    house, engine = House(), Engine(["data: a\n\n"], ["data: b\n\n", DONE])  # type: ignore[arg-type]
+    times = [RequestTimes(1.0, 1.25, 2.0, 5), RequestTimes(1.0, 1.5, 2.5, 7), RequestTimes(1.0, None, None, 0)]
+    stream = admitted(house, engine.begin, 3, name="x", times=lambda: times)
+    assert [item async for item in stream] == [
+        [": engine 0.2500\n\n", "data: a\n\n"],
+        ["data: b\n\n", ": tokens 7\n\n", DONE],
+    ]
+    assert house.answers == [Answer(12, finished=True)], "not its events"
 
 
 async def test_who_leaves_early_gives_the_seats_back_and_is_no_failure() -> None:

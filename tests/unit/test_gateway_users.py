@@ -11,10 +11,13 @@ from openai.resources import Completions, chat
 from prometheus_client import CollectorRegistry
 from starlette.responses import Response, StreamingResponse
 
+from services.api_errors import ApiError
 from services.config import FleetConfig
 from services.gateway_app import build_app
 from services.metrics import UserLatency, quantiles
+from services.slo import SloConfig
 from services.tokenizer import TokenisedPrompt
+from services.user_api import UserApi
 from services.user_schemas import ChatBody, CompletionBody
 from services.way import HEADER
 from tests.unit.gateway_kit import ADMIN, MODEL, USER, EchoBackend, Kit, WordTokenizer, bearer, fleet, kit, until
@@ -165,7 +168,7 @@ async def test_a_refused_or_failed_request_gives_its_place_back() -> None:
 
 async def test_time_to_first_token_and_per_token_are_those_of_the_stream() -> None:
     now = [10.0]
-    latency = UserLatency(CollectorRegistry(), lambda: now[0])
+    latency = UserLatency(CollectorRegistry(), SloConfig(), lambda: now[0])
 
     async def tokens() -> AsyncIterator[str]:
         for pause in (0.5, 0.1, 0.3):
@@ -176,6 +179,89 @@ async def test_time_to_first_token_and_per_token_are_those_of_the_stream() -> No
     assert len([chunk async for chunk in latency.streamed(tokens(), 10.0)]) == 4
     assert latency.ttft.p50 == pytest.approx(0.5)
     assert latency.tpot.p95 == pytest.approx(0.2)
+
+
+async def test_a_stream_that_tells_its_tokens_is_measured_by_them() -> None:
+    now = [10.0]
+    latency = UserLatency(CollectorRegistry(), SloConfig(), lambda: now[0])
+
+    async def pieces() -> AsyncIterator[str]:
+        for events in (1, 3, 3, 3):  # of four sequences; a tool call may have fewer events than tokens
+            now[0] += 0.1
+            yield "data: {}\n\n" * events
+        yield ": tokens 4\n\ndata: [DONE]\n\n"
+
+    assert b"tokens" not in b"".join([chunk async for chunk in latency.streamed(pieces(), 10.0)])
+    assert latency.tpot.p50 == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kept"),
+    [
+        (ApiError(503, "gone", code="engine_failed"), "503", 0.0),
+        (RuntimeError("broken"), "500", 0.0),
+        (ApiError(400, "refused", code="engine_refused"), None, None),
+    ],
+)
+async def test_a_stream_that_fails_before_its_first_token_did_not_keep_the_slo(
+    error: Exception, status: str | None, kept: float | None
+) -> None:
+    class Failing(EchoBackend):
+        async def completions(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
+            raise error
+
+    gateway = kit(fleet(slo={"ttft_s": 0.5}), backend=Failing())
+    async with connect(gateway) as http:
+        await http.post("/v1/completions", json=body("text", stream=True))
+        users = (await http.get("/v1/status", headers=bearer(ADMIN))).json()["users"]
+    value = gateway.parts.registry.get_sample_value
+    counted = {s: value("nightshift_user_requests_total", {"status": s}) for s in ("500", "503")}
+    assert counted == {"500": None, "503": None} | ({} if status is None else {status: 1})
+    assert users["slo_kept"] == kept
+
+
+async def test_who_leaves_before_the_first_token_is_counted_by_how_long_they_waited() -> None:
+    gateway = kit(fleet(slo={"ttft_s": 0.05}), backend=HeldBackend())
+    latency = gateway.parts.latency
+    never: asyncio.Future[Response] = asyncio.Future()
+    asked = CompletionBody(prompt="x", stream=True)
+    asking = asyncio.create_task(UserApi(gateway.parts)._timed(never, latency.now(), asked))
+    await asyncio.sleep(0.1)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert latency.slo_kept == 0.0
+    assert gateway.parts.registry.get_sample_value("nightshift_user_requests_total", {"status": "499"}) == 1
+
+
+async def test_streams_are_counted_by_whether_they_kept_the_slo() -> None:
+    now, registry = [0.0], CollectorRegistry()
+    latency = UserLatency(registry, SloConfig(ttft_s=0.5, tpot_s=0.1), lambda: now[0])
+
+    async def tokens(*pauses: float, fail: bool = False) -> AsyncIterator[str]:
+        for pause in pauses:
+            now[0] += pause
+            yield "data: {}\n\n"
+        yield 'data: {"error": {}}\n\n' if fail else "data: [DONE]\n\n"
+
+    async def left_after(wait: float) -> None:
+        async def nothing() -> AsyncIterator[str]:
+            now[0] += wait
+            yield ": nothing yet\n\n"
+            yield "data: {}\n\n"
+
+        stream = latency.streamed(nothing(), now[0])
+        await anext(stream)
+        await stream.aclose()
+
+    assert latency.slo_kept is None
+    for stream in (tokens(0.5, 0.1), tokens(0.4), tokens(0.6, 0.1), tokens(0.1, 0.2), tokens(0.1, 0.1, fail=True)):
+        _ = [chunk async for chunk in latency.streamed(stream, now[0])]
+    for wait in (0.4, 0.6):
+        await left_after(wait)
+    counted = [registry.get_sample_value("nightshift_user_slo_streams_total", {"kept": k}) for k in ("true", "false")]
+    assert counted == [2, 4]
+    assert latency.slo_kept == pytest.approx(1 / 3)
 
 
 def test_quantiles_are_of_what_was_seen() -> None:
@@ -194,7 +280,7 @@ async def test_prompts_without_max_tokens_share_what_the_longest_leaves_room_for
 
 async def test_streams_are_counted_by_how_they_ended() -> None:
     registry = CollectorRegistry()
-    latency = UserLatency(registry)
+    latency = UserLatency(registry, SloConfig())
 
     async def chunks(*, fail: bool = False, error: bool = False) -> AsyncIterator[bytes]:
         yield b"data: {}\n\n"

@@ -50,12 +50,14 @@ def test_what_is_no_miss_does_not_lower_it(ended: RequestTimes, slo: SloConfig) 
     assert after(BEGIN, ended, slo=slo).share > BEGIN.share
 
 
-def test_users_of_one_slow_moment_lower_it_once() -> None:
+def test_users_of_one_slow_moment_lower_it_three_times_at_most() -> None:
     slow = user(ttft_s=2.0)
-    once = after(BEGIN, slow)
-    assert after(BEGIN, *[slow] * 8).share == pytest.approx(once.share, rel=0.02)
-    assert after(once, slow, *[user()] * 9, now=11.0).share == once.share
-    assert after(once, slow, now=12.5).share < once.share
+    once, thrice = after(BEGIN, slow), after(BEGIN, *[slow] * 3)
+    assert thrice.share == pytest.approx(BEGIN.share * (once.share / BEGIN.share) ** 3)
+    assert after(BEGIN, *[slow] * 8).share == pytest.approx(thrice.share, rel=0.02)
+    assert after(once, slow, slow, now=11.0).share == pytest.approx(thrice.share)
+    assert after(thrice, slow, *[user()] * 9, now=11.0).share == thrice.share
+    assert after(thrice, slow, now=12.5).share < thrice.share
 
 
 def test_users_whom_rollouts_did_not_meet_and_those_of_earlier_settings_teach_nothing() -> None:

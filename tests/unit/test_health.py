@@ -65,6 +65,18 @@ class Stand:
         return self.health.now().state
 
 
+async def test_what_a_probe_met_is_said_where_it_is_all_that_is_known() -> None:
+    stand = Stand()
+
+    async def fails() -> None:
+        stand.engine.steps += 1
+        raise RuntimeError("no token")
+
+    stand.engine.probe = fails  # type: ignore[method-assign]
+    assert await stand.look(16) is ReplicaState.DEAD
+    assert "its probe ended with RuntimeError('no token')" in stand.health.now().reason
+
+
 async def test_an_idle_engine_is_probed_now_and_then_and_healthy() -> None:
     stand = Stand()
     assert await stand.look(30) is ReplicaState.HEALTHY

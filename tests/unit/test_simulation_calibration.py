@@ -115,6 +115,49 @@ def test_an_engine_file_is_read_and_a_wrong_one_refused(tmp_path: Path) -> None:
     path.write_text('{"decode_s": [[1, 0.02], [8, 0.01]]}')
     with pytest.raises(ConfigError, match=r"\(8, 0.01\) after \(1, 0.02\)"):
         read_engine(path)
-    path.write_text("{")
-    with pytest.raises(ConfigError, match="not valid JSON"):
+    path.write_text('{"batch_tokens": 512}')
+    with pytest.raises(ConfigError, match=r"batch_tokens: unknown key; known here: decode_s, prefill_token_s"):
         read_engine(path)
+    path.write_text('{"decode_s": [[1]]}')
+    with pytest.raises(ConfigError, match=r"engine.json: decode_s.0.1: missing$"):
+        read_engine(path)
+    for text in ("{", "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="not valid JSON"):
+            read_engine(path)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "said"),
+    [
+        (("slo", "ttft_s"), 0, "slo.ttft_s: 0 is not accepted"),
+        (("idle", "tpot_s", "p50"), -1.0, "idle.tpot_s.p50: -1.0 is not accepted"),
+        (("cells", "users@80", "seconds"), 0, "cells.users@80.seconds: 0 is not accepted"),
+        (("cells", "users@80", "harvested_tokens_s"), float("nan"), "cells.users@80.harvested_tokens_s: nan"),
+        (("cells", "users@80", "pushes"), None, "cells.users@80.pushes"),
+        (("cells", "users@80", "load"), "day", "cells.users@80: series.users_s is empty"),
+    ],
+)
+def test_figures_that_cannot_be_are_refused_by_name(
+    tmp_path: Path, content: dict[str, Any], where: tuple[str, ...], value: object, said: str
+) -> None:
+    changed = json.loads(json.dumps(content))
+    changed["cells"]["users@80"]["series"]["users_s"] = []
+    *path, last = where
+    section = changed
+    for part in path:
+        section = section[part]
+    section[last] = value
+    file = tmp_path / "coserve.json"
+    file.write_text(json.dumps(changed))
+    with pytest.raises(ConfigError, match="coserve") as refused:
+        read_bench(file)
+    assert said in str(refused.value)
+
+
+def test_idle_users_whose_slowest_are_recorded_as_fast_have_no_spread(content: dict[str, Any]) -> None:
+    changed = json.loads(json.dumps(content))
+    for figure in ("ttft_s", "tpot_s"):
+        changed["idle"][figure]["p95"] = 0.5 * changed["idle"][figure]["p50"]
+    model = calibrate(Bench.model_validate(changed), at="50", progress=silent, seconds=5.0)
+    assert (model.drift, model.door_spread) == (0.0, 0.0)

@@ -9,12 +9,22 @@ from services.step_log import StepLog
 NOW = 100.0
 
 
-def step(*gaps: float, firsts: int = 0, tokens: int | None = None) -> SimpleNamespace:
+def step(
+    *gaps: float, firsts: int = 0, tokens: int | None = None, finished: tuple[SimpleNamespace, ...] = ()
+) -> SimpleNamespace:
     """As vLLM tells of one."""
     made = len(gaps) + firsts if tokens is None else tokens
     return SimpleNamespace(
-        inter_token_latencies_iter=list(gaps), time_to_first_tokens_iter=[0.1] * firsts, num_generation_tokens=made
+        inter_token_latencies_iter=list(gaps),
+        time_to_first_tokens_iter=[0.1] * firsts,
+        num_generation_tokens=made,
+        finished_requests=list(finished),
     )
+
+
+def finished(name: str, tokens: int, **changes: float) -> SimpleNamespace:
+    fields = {"e2e_latency": 0.5, "decode_time": 0.3, "num_prompt_tokens": 40, "num_cached_tokens": 16}
+    return SimpleNamespace(request_id=name, num_generation_tokens=tokens, **{**fields, **changes})
 
 
 def log_of(*gaps: float) -> StepLog:
@@ -72,3 +82,23 @@ def test_steps_after_which_a_request_waits_are_counted_in_a_row() -> None:
         log.record(SimpleNamespace(kv_cache_usage=0.25, **stats), None)
         seen.append(log.waiting_steps)
     assert seen == [1, 2, 0, 1, 2]
+
+
+def test_users_answers_that_end_are_told_once_and_known_for_a_while() -> None:
+    log = StepLog(lambda: NOW, own=("own-",))
+    log.record(None, step(firsts=1, finished=(finished("cmpl-r-0", 4), finished("own-1", 4), finished("cmpl-e-0", 0))))
+    (times,) = log.ended.take()
+    assert (times.ttft_s, times.tpot_s) == (pytest.approx(0.2), pytest.approx(0.1))
+    assert (times.tokens, times.prompt, times.request) == (4, 24, "cmpl-r-0")
+    assert (log.ended.take(), log.ended.of("r")) == ([], [times])
+    assert log.ended.of("own") == []
+    for number in range(600):
+        log.record(None, step(firsts=1, finished=(finished(f"cmpl-{number}-0", 1),)))
+    assert (log.ended.of("r"), len(log.ended.of("-599-"))) == ([], 1)
+
+
+def test_a_clock_that_was_set_makes_no_first_token_before_its_request() -> None:
+    log = StepLog(lambda: NOW)
+    log.record(None, step(firsts=1, finished=(finished("r", 4, e2e_latency=-3600.0),)))
+    (times,) = log.ended.take()
+    assert times.ttft_s == 0.0

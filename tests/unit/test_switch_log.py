@@ -13,7 +13,7 @@ class Clock:
 
 def test_parts_are_counted_from_the_decision_and_the_first_user_ends_a_reclaim() -> None:
     clock = Clock()
-    log = SwitchLog(clock)
+    log = SwitchLog(clock, clock)
     log.begin(ReplicaRole.SERVING, decided_at=999.5)
     for part in ("drained", "swapped", "verified"):
         clock.now += 1.0
@@ -25,6 +25,17 @@ def test_parts_are_counted_from_the_decision_and_the_first_user_ends_a_reclaim()
     (record,) = log.records
     assert record.parts == {"seen": 0.5, "drained": 1.5, "swapped": 2.5, "verified": 3.5, "first_token": 4.5}
     assert (log.ended[ReplicaRole.SERVING], log.ended[ReplicaRole.ROLLOUT]) == (1, 0)
+
+
+def test_a_wall_clock_that_is_set_changes_no_part_but_the_first() -> None:
+    wall, clock = Clock(), Clock()
+    log = SwitchLog(wall, clock)
+    log.begin(ReplicaRole.SERVING, decided_at=999.5)
+    wall.now -= 3600
+    clock.now += 2.0
+    log.mark("verified")
+    log.end()
+    assert log.records[0].parts == {"seen": 0.5, "verified": 2.5}
 
 
 def test_what_is_cut_for_a_switch_is_counted_over_its_tries() -> None:

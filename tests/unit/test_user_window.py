@@ -109,6 +109,31 @@ def test_who_left_has_ended_once() -> None:
     assert window.ended == []
 
 
+def test_an_answer_between_two_looks_is_one_that_was_seen() -> None:
+    window = UserWindow(5.0)
+    window.look(1.0, {})
+    one, long = RequestTimes(1.01, 1.05, 1.05, 1, request="r"), RequestTimes(1.0, 1.02, 1.09, 8, request="s")
+    window.look(1.1, {}, ended=[one, long])
+    assert (window.left, window.ended) == ([one, long], [one, long])
+    assert window.ttft_s(1.1, 0.0) == pytest.approx(0.04)
+    window.look(1.2, {}, ended=[RequestTimes(1.1, 1.12, 1.20, 9, request="t")])
+    assert window.tpot_s(1.2, 0.0) == pytest.approx(0.01), "of more than eight tokens"
+    window.look(7.0, {})
+    assert not window._marks
+
+
+def test_who_was_seen_leaves_with_all_tokens_and_once() -> None:
+    window = UserWindow(5.0)
+    seen, waits = RequestTimes(0.2, 0.5, 0.9, 5, request="r"), RequestTimes(0.3, None, None, 0, request="s")
+    window.look(1.0, {"r-1": seen, "r-2": seen, "s-1": waits})
+    whole, late = RequestTimes(0.2, 0.5, 1.05, 7, request="r"), RequestTimes(0.3, 1.02, 1.02, 1, request="s")
+    window.look(1.1, {"r-2": seen}, ended=[whole, late])
+    assert window.left == [whole, late]
+    assert window.ttft_s(1.1, 0.0) == pytest.approx(0.72)
+    window.look(1.2, {})
+    assert window.left == [seen], "given up by its client"
+
+
 def test_of_who_met_a_standstill_only_a_first_token_before_it_counts() -> None:
     window = UserWindow(5.0)
     users = {

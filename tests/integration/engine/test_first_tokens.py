@@ -1,6 +1,7 @@
 """A user who finds an engine full of rollouts shares no step with them until the first token is there."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -97,3 +98,22 @@ async def test_rollouts_that_cost_users_nothing_are_in_every_step(rig: Rig) -> N
         await user(rig, 2000)
     await asyncio.gather(*running)
     assert [answers for prompts, answers in steps.seen if prompts] == [5]
+
+
+async def test_an_engine_tells_of_answers_that_ended_between_two_looks_and_of_none_of_its_own(rig: Rig) -> None:
+    engine = rig.engine
+    engine.step_log.ended.take()
+    await engine.begin(PROMPT, Sampling(max_tokens=3), seed=None).ended()
+    began = time.monotonic()
+    for tokens in (1, 9):
+        await user(rig, 700 + tokens, tokens=tokens)
+    took = time.monotonic() - began
+    ended = engine.step_log.ended.take()
+    assert [(times.request, times.tokens) for times in ended] == [("user-701", 1), ("user-709", 9)]
+    for times in ended:
+        assert times.prompt == 62, "none of it was cached"
+        assert times.ttft_s is not None
+        assert 0 < times.ttft_s < took
+        assert engine.times(times.request) == [times]
+    assert ended[0].tpot_s is None
+    assert 0 < (ended[1].tpot_s or 0) < took / 8
