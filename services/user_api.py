@@ -57,8 +57,7 @@ class UserApi:
     async def completions(self, request: Request) -> Response:
         """OpenAI text completions; `stream: true` answers as server-sent events."""
         self._parts.users.hold(request)
-        value = await read_json(request)
-        started = self._parts.latency.now()  # how long a client takes to send a prompt is not ours
+        value, started = await self._read(request)
         body = _parse(CompletionBody, value)
         await self._check_completion(body)
         sent = self._forwarded(body)
@@ -67,12 +66,20 @@ class UserApi:
     async def chat(self, request: Request) -> Response:
         """OpenAI chat completions; `stream: true` answers as server-sent events."""
         self._parts.users.hold(request)
-        value = await read_json(request)
-        started = self._parts.latency.now()
+        value, started = await self._read(request)
         body = _parse(ChatBody, value)
         await self._check_chat(body)
         sent = self._forwarded(body)
         return await self._timed(self._parts.backend.chat(sent, self._engine_headers()), started, body)
+
+    async def _read(self, request: Request) -> tuple[Any, float]:
+        """The body, and when the request came to Serve's proxy, which holds it until it is asked for: about as long
+        before it came here as the body takes. How long a client takes to send one is not ours to answer for."""
+        latency = self._parts.latency
+        came = latency.now()
+        value = await read_json(request)
+        read_s = latency.now() - came
+        return value, came - read_s if read_s < _UPLOAD_S else came + read_s
 
     async def _check_completion(self, body: CompletionBody) -> None:
         sequences = len(body.prompts) * (body.n or 1)
@@ -166,6 +173,8 @@ class UserApi:
         )
 
 
+_UPLOAD_S = 0.1
+"""A body that takes longer comes from a client that is still sending it."""
 _MAX_N = "gateway.limits.max_n"
 _OPENAI_DEFAULT = 16
 _TOOL_SETTINGS = ("enable_auto_tool_choice", "tool_call_parser")

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from openai.resources import Completions, chat
 from prometheus_client import CollectorRegistry
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from services.api_errors import ApiError
@@ -218,6 +219,28 @@ async def test_a_stream_that_fails_before_its_first_token_did_not_keep_the_slo(
     counted = {s: value("nightshift_user_requests_total", {"status": s}) for s in ("500", "503")}
     assert counted == {"500": None, "503": None} | ({} if status is None else {status: 1})
     assert users["slo_kept"] == kept
+
+
+@pytest.mark.parametrize(("reads_s", "felt_s"), [(0.04, 0.58), (0.3, 0.5)])
+async def test_a_first_token_counts_from_the_proxy_and_not_from_where_a_slow_client_began_to_send(
+    reads_s: float, felt_s: float
+) -> None:
+    now, gateway = [100.0], kit()
+    latency = gateway.parts.latency
+    latency._clock = lambda: now[0]
+
+    async def receive() -> dict[str, Any]:
+        now[0] += reads_s
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def token() -> AsyncIterator[str]:
+        now[0] += 0.5
+        yield "data: {}\n\n"
+
+    request = Request({"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}, receive)
+    _, started = await UserApi(gateway.parts)._read(request)
+    assert [chunk async for chunk in latency.streamed(token(), started)]
+    assert latency.ttft.p50 == pytest.approx(felt_s)
 
 
 async def test_who_leaves_before_the_first_token_is_counted_by_how_long_they_waited() -> None:
