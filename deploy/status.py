@@ -58,12 +58,12 @@ def summary(status: dict[str, Any]) -> str:
     ledgers = [run["ledger"] for run in status["runs"].values()]
     waiting = sum(ledger["queued"] for ledger in ledgers)
     trained = sum(ledger["trained"] for ledger in ledgers)
-    kept = users.get("slo_kept")
+    attainment = users.get("slo_attainment")
     return (
         f"replicas {states.count('healthy')}/{len(states)} healthy | version {status['current_version']} | "
         f"seats {seats['users']} users {seats['rollouts']} rollouts {seats['free']} free | "
         f"groups {waiting} queued {trained} trained | TTFT p95 {_ms(users['ttft_ms'].get('p95'))}"
-        + ("" if kept is None else f" | SLO kept {kept:.1%}")
+        + ("" if attainment is None else f" | SLO attainment {attainment:.1%}")
     )
 
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from services.slo import SloConfig
+from services.slo import SloConfig, attained
 from services.user_window import RequestTimes
 
 _FIRST, _LEAST = 0.9, 0.4
@@ -76,18 +76,13 @@ def next_headroom(
     earlier = before.misses if same else 0
     if earlier >= _MOST_OF_ONE:
         return replace(before, taught_at=taught_at)
-    misses = min(_MOST_OF_ONE - earlier, sum(_missed(times, slo) for times in taught))
+    misses = min(_MOST_OF_ONE - earlier, sum(not attained(slo, times.ttft_s, _pace(times)) for times in taught))
     share = before.share * math.exp(_STEP * (slo.miss_share * len(taught) - misses))
     if now - taught_at > _SILENT_S:
         share += max(0.0, _FIRST * slo.most_headroom - share) * dt / _FORGET_S
     share = min(slo.most_headroom, max(_LEAST * slo.most_headroom, share))
     missed_at = now if misses and not same else before.missed_at
     return Headroom(share, before.since, missed_at, earlier + misses, taught_at)
-
-
-def _missed(times: RequestTimes, slo: SloConfig) -> bool:
-    pairs = ((times.ttft_s, slo.ttft_s), (_pace(times), slo.tpot_s))
-    return any(felt is not None and target is not None and felt > target for felt, target in pairs)
 
 
 def _pace(times: RequestTimes) -> float | None:

@@ -53,7 +53,7 @@ class IdleCheck:
         self,
         slo: Callable[[], SloConfig],
         *,
-        users: Callable[[], int | bool],
+        users: Callable[[], bool],
         aside: Callable[[], AbstractAsyncContextManager[None]],
         meets: Callable[[IdleSpeed], None],
     ) -> None:

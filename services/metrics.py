@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from rollout.board import Heartbeat, ReplicaRole
 from rollout.percentile import percentile
 from rollout.queue import Ledger, QueueStats
-from services.slo import SloConfig, kept
+from services.slo import SloConfig, attained
 from services.stream_marks import StreamMarks
 from services.way import Ways
 
@@ -48,7 +48,7 @@ class UserLatency:
     ) -> None:
         self._slo = slo
         self._clock = clock
-        self._kept: deque[bool] = deque(maxlen=_WINDOW)
+        self._attained: deque[bool] = deque(maxlen=_WINDOW)
         self._ttft: deque[float] = deque(maxlen=_WINDOW)
         self._tpot: deque[float] = deque(maxlen=_WINDOW)
         names: Any = {"registry": registry, "namespace": "nightshift", "subsystem": "user"}
@@ -56,7 +56,7 @@ class UserLatency:
         self._tpot_seconds = Histogram("tpot_seconds", "Time per output token.", buckets=_TPOT_BUCKETS, **names)
         self._duration = Histogram("duration_seconds", "Whole answers.", buckets=_DURATION_BUCKETS, **names)
         self._requests = Counter("requests", "Answered user requests.", ["status"], **names)
-        self._streams = Counter("slo_streams", "Streamed answers by whether the SLO was kept.", ["kept"], **names)
+        self._streams = Counter("slo_streams", "Streamed answers, inside the SLO or not.", ["attained"], **names)
         self.ways = Ways(clock)
         """Of first tokens beside the engine."""
         way = Gauge("way_seconds", "Of first tokens, beside the engine.", **names)
@@ -71,9 +71,9 @@ class UserLatency:
         return quantiles(self._tpot)
 
     @property
-    def slo_kept(self) -> float | None:
+    def slo_attainment(self) -> float | None:
         """Share of the newest streams that were inside the SLO; None before the first, and without an SLO."""
-        return sum(self._kept) / len(self._kept) if self._kept else None
+        return sum(self._attained) / len(self._attained) if self._attained else None
 
     def now(self) -> float:
         return self._clock()
@@ -126,11 +126,11 @@ class UserLatency:
         if not self._slo.guards:
             return
         # who left before the first token has waited until now
-        inside = kept(self._slo, (self._clock() if first is None else first) - started, tpot_s)
+        inside = attained(self._slo, (self._clock() if first is None else first) - started, tpot_s)
         if first is None and inside and status == LEFT:
             return
         inside = inside and status < _FAILED
-        self._kept.append(inside)
+        self._attained.append(inside)
         self._streams.labels(str(inside).lower()).inc()
 
     def _first_token(self, at: float, started: float, engine_s: float | None) -> float:

@@ -145,7 +145,7 @@ class Replica:
         if self._idle.busy:
             loop = self._idle.again(
                 lambda: self._config.slo,
-                users=lambda: self.users.held or not self.takes_users,  # lent, it has no SLO to keep
+                users=lambda: self.users.held > 0 or not self.takes_users,  # lent, it has no SLO to keep
                 aside=self.keeper.aside,
                 meets=self._adopt,
             )

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from rollout.errors import ConfigError
 from services.cache_room import KV_EDGE
 from services.idle_speed import IdleSpeed
-from services.slo import SloConfig
+from services.slo import SloConfig, attained
 
 _PREFILL_SHARE = 0.25
 """Of the time to the first token that is left over on an idle engine, for rollouts' prefill in one step."""
@@ -78,7 +78,7 @@ def next_guard(
     """The guard after `dt` seconds more, at `now` (monotonic); the engine has `seats`, a user counts as `weight`
     rollouts, and users are near an edge beyond the share `headroom` of a target."""
     blamed = felt.beside and now >= guard.closed_until
-    if _breached(felt, slo):
+    if not attained(slo, felt.ttft_s, felt.tpot_s):
         limit = _less(guard, felt, slo.decrease) if blamed else guard.limit
         return Guard(limit, closed_until=now + slo.hold_s, since=now)
     if _pressure(felt, slo, idle) > headroom or felt.kv_usage > KV_EDGE:
@@ -137,11 +137,6 @@ def _pressure(felt: Felt, slo: SloConfig, idle: IdleSpeed) -> float:
     if slo.tpot_s is not None:
         shares += [seen / slo.tpot_s for seen in (felt.tpot_s, felt.token_s) if seen is not None]
     return max(shares)
-
-
-def _breached(felt: Felt, slo: SloConfig) -> bool:
-    pairs = ((felt.ttft_s, slo.ttft_s), (felt.tpot_s, slo.tpot_s))
-    return any(seen is not None and target is not None and seen > target for seen, target in pairs)
 
 
 def _less(guard: Guard, felt: Felt, share: float) -> float:

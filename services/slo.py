@@ -36,17 +36,16 @@ class SloConfig(Settings):
         return self.ttft_s is not None or self.tpot_s is not None
 
 
-def kept(slo: SloConfig, ttft_s: float, tpot_s: float | None) -> bool:
-    """Whether a user who felt this was inside both targets; an answer of one token has no time per token.
+def attained(slo: SloConfig, ttft_s: float | None, tpot_s: float | None) -> bool:
+    """Whether whoever felt this was inside both targets, as far as there are some; None misses none.
 
-    >>> [kept(SloConfig(ttft_s=0.5, tpot_s=0.05), ttft_s, 0.04) for ttft_s in (0.5, 0.6)]
+    >>> [attained(SloConfig(ttft_s=0.5, tpot_s=0.05), ttft_s, 0.04) for ttft_s in (0.5, 0.6)]
     [True, False]
-    >>> kept(SloConfig(tpot_s=0.05), 9.0, None)
+    >>> attained(SloConfig(tpot_s=0.05), 9.0, None)
     True
     """
-    late = slo.ttft_s is not None and ttft_s > slo.ttft_s
-    slow = slo.tpot_s is not None and tpot_s is not None and tpot_s > slo.tpot_s
-    return not late and not slow
+    pairs = ((ttft_s, slo.ttft_s), (tpot_s, slo.tpot_s))
+    return all(felt is None or target is None or felt <= target for felt, target in pairs)
 
 
 _LEAST = 0.5

@@ -58,7 +58,7 @@ class StatusApi:
                 "in_flight": self._parts.users.running,
                 "ttft_ms": _milliseconds(self._parts.latency.ttft),
                 "tpot_ms": _milliseconds(self._parts.latency.tpot),
-                "slo_kept": self._parts.latency.slo_kept,
+                "slo_attainment": self._parts.latency.slo_attainment,
                 "way_ms": round(1000 * self._parts.latency.ways.seconds, 1),
             },
             "streams": self._parts.streams.running,

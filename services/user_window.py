@@ -1,8 +1,9 @@
 """What users of one engine felt lately."""
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from rollout.percentile import percentile
 
@@ -67,6 +68,8 @@ class UserWindow:
         self._marks: dict[str, deque[_Mark]] = {}
         self._live: Mapping[str, RequestTimes] = {}
         self._looked_at = 0.0
+        self._unseen = (f"unseen {number}" for number in count())
+        """Names of sequences that no look found in the engine."""
         self.left: list[RequestTimes] = []
         """Who left between the two newest looks, with all their tokens or, given up by their clients, as last seen."""
         self.ended: list[RequestTimes] = []
@@ -83,7 +86,8 @@ class UserWindow:
     ) -> None:
         """Take in the requests that are in the engine now, by id, and those that `ended` there since the look before.
         First tokens of those that arrived before `still`, when generation last stood still, are not counted."""
-        gone = _last_words({name: times for name, times in self._live.items() if name not in live}, ended)
+        left = {name: times for name, times in self._live.items() if name not in live}
+        gone = _last_words(left, ended, self._unseen)
         for name, times in live.items():
             self._take_in(name, times, still)
         for name, times in gone.items():
@@ -145,22 +149,22 @@ class UserWindow:
                 del self._marks[name]
 
 
-def _last_words(left: Mapping[str, RequestTimes], ended: Sequence[RequestTimes]) -> dict[str, RequestTimes]:
-    """Who left, with all tokens where the engine told; and who was never seen.
+def _last_words(
+    left: Mapping[str, RequestTimes], ended: Sequence[RequestTimes], unseen: Iterator[str]
+) -> dict[str, RequestTimes]:
+    """Who left, with all tokens where the engine told; and who was never seen, by names that nobody else has.
 
     >>> seen, whole = RequestTimes(0.0, None, None, 0, request="r"), RequestTimes(0.0, 0.1, 0.2, 3, request="r")
-    >>> _last_words({"r-7": seen}, [whole]) == {"r-7": whole}
-    True
-    >>> _last_words({}, [whole, whole]) == {"r ended 0": whole, "r ended 1": whole}
+    >>> _last_words({"r-7": seen}, [whole, whole], iter(["a name"])) == {"r-7": whole, "a name": whole}
     True
     """
     gone = dict(left)
     names = defaultdict[str, list[str]](list)
     for name, times in left.items():
         names[times.request].append(name)
-    for number, times in enumerate(ended):
-        seen = names.get(times.request)
-        gone[seen.pop(0) if seen else f"{times.request} ended {number}"] = times
+    for times in ended:
+        seen = names[times.request]
+        gone[seen.pop(0) if seen else next(unseen)] = times
     return gone
 
 

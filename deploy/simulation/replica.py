@@ -5,12 +5,13 @@ arrive -> users wait or are running; rollouts lease, sit, are cut, go on -> step
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from deploy.simulation.engine import Engine, Sequence
 from deploy.simulation.engine_model import EngineModel
+from deploy.simulation.eyes import Eyes, Step
 from deploy.simulation.felt import Felt, Unanswered
 from deploy.simulation.work import Rollout, Task, Work
 from services.config import FleetOptions
@@ -73,32 +74,6 @@ class Tally:
     breaches: int = 0
 
 
-@dataclass(slots=True)
-class _Eyes:
-    """What the seat keeper sees of the engine."""
-
-    step_log: StepLog
-    rollouts_give_way: bool
-    live: Mapping[str, RequestTimes] = field(default_factory=dict)
-
-    def users(self) -> Mapping[str, RequestTimes]:
-        return self.live
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """As vLLM tells of one, token by token."""
-
-    inter_token_latencies_iter: list[float]
-    time_to_first_tokens_iter: list[float]
-    finished_requests: Iterable[object] = ()
-    """None here: those of users are told of by name."""
-
-    @property
-    def num_generation_tokens(self) -> int:
-        return len(self.inter_token_latencies_iter) + len(self.time_to_first_tokens_iter)
-
-
 class Replica:
     """Needs a running event loop, whose futures the product's seats are made of; nothing is awaited."""
 
@@ -126,7 +101,7 @@ class Replica:
             first_token_steps=first_token_steps,
             seed=seed,
         )
-        self._eyes = _Eyes(StepLog(clock), rollouts_give_way=first_token_steps > 0)
+        self._eyes = Eyes(StepLog(clock), rollouts_give_way=first_token_steps > 0)
         self._model = model
         self._still_until = 0.0
         self._pushes, self._arrives_until = 0, math.inf
@@ -209,7 +184,7 @@ class Replica:
     def proceed(self) -> None:
         """At `next_at`."""
         self._cut()
-        step = _Step([], [])
+        step = Step([], [])
         for sequence, seconds in self.engine.end():
             (step.inter_token_latencies_iter if sequence.made > 1 else step.time_to_first_tokens_iter).append(seconds)
             self._got_token(sequence)

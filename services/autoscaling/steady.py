@@ -26,9 +26,10 @@ class Steady:
         else:
             return Steady(self.value)
         since, nearest = now, wanted
-        known = self.since is not None and self.since <= now  # else the clock was set back
-        if self.since is not None and known and (self.nearest > self.value) == (wanted > self.value):
-            since, nearest = self.since, nearer(self.nearest, wanted)
+        began = self.since
+        # later than now: the clock was set back
+        if began is not None and began <= now and (self.nearest > self.value) == (wanted > self.value):
+            since, nearest = began, nearer(self.nearest, wanted)
         return Steady(nearest) if now - since >= delay else Steady(self.value, since, nearest)
 
     def at_most(self, limit: int) -> "Steady":

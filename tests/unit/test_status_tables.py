@@ -25,7 +25,7 @@ STATUS: dict[str, Any] = {
         }
     ],
     "seats": {"users": 1, "rollouts": 60, "free": 3},
-    "users": {"ttft_ms": {"p95": 3.0}, "slo_kept": 0.998},
+    "users": {"ttft_ms": {"p95": 3.0}, "slo_attainment": 0.998},
     "runs": {"default": {"ledger": {state: 100_000 + i for i, state in enumerate((*STATES, "queued"))}}},
 }
 
@@ -39,6 +39,6 @@ def test_eighty_columns_show_every_state_and_number_of_the_ledger(
     rows = [line.split() for line in shown.splitlines()]
     for i, state in enumerate(STATES):
         assert ["│", state, "│", str(100_000 + i), "│"] in rows
-    assert "TTFT p95 3 ms | SLO kept 99.8%" in " ".join(shown.split())
+    assert "TTFT p95 3 ms | SLO attainment 99.8%" in " ".join(shown.split())
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) <= 80

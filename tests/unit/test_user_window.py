@@ -122,6 +122,13 @@ def test_an_answer_between_two_looks_is_one_that_was_seen() -> None:
     assert not window._marks
 
 
+def test_sequences_of_one_request_that_no_look_found_are_not_taken_for_one() -> None:
+    window = UserWindow(5.0)
+    for look in range(1, 6):
+        window.look(float(look), {}, ended=[RequestTimes(look - 0.09, look - 0.08, look - 0.01, 8, request="r")])
+    assert window.tpot_s(5.0, 0.0) == pytest.approx(0.01), "though seconds lie between them"
+
+
 def test_who_was_seen_leaves_with_all_tokens_and_once() -> None:
     window = UserWindow(5.0)
     seen, waits = RequestTimes(0.2, 0.5, 0.9, 5, request="r"), RequestTimes(0.3, None, None, 0, request="s")
