@@ -28,7 +28,7 @@ from pydantic import SecretStr
 from deploy.config import NightshiftConfig, write_private
 from deploy.embedded_redis import EmbeddedRedis
 from deploy.failure import engine_error, last_exception
-from deploy.preflight import check_fleet, check_model, check_models, check_redis
+from deploy.preflight import check_fleet, check_model, check_models, check_port, check_redis
 from deploy.processes import Guardian, Tree, interrupt_deferred, uninterrupted
 from deploy.ray_directory import RAY, make_ray_directory
 from deploy.tokens import Tokens, gateway_tokens
@@ -172,14 +172,23 @@ class LocalFleet:
 
         from services.app import build
 
-        gateway = self.config.gateway
         self._progress("Serve")
         self._stack.callback(_shutdown_serve)
-        serve.start(http_options={"host": gateway.host, "port": gateway.port}, logging_config={"log_level": "WARNING"})
+        self._start_proxy()
         target = serve.RunTarget(build(fleet_args(self.config)), name=self.config.fleet, route_prefix="/")
         serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
         self._wait_until_running()
         self._wait_until_answering()
+
+    def _start_proxy(self) -> None:
+        from ray import serve
+
+        http = {"host": self.config.gateway.host, "port": self.config.gateway.port}
+        try:
+            serve.start(http_options=http, logging_config={"log_level": "WARNING"})
+        except Exception:
+            check_port(self.config.gateway.host, self.config.gateway.port)  # taken since `prepare`: then that is said
+            raise
 
     def _wait_until_running(self) -> None:
         from ray import serve

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from deploy.config import NightshiftConfig, load
 from deploy.tokens import Tokens, read_tokens
 from rollout.config import RedisConfig
 from services.config import FleetConfig
+from tests.ports import free_port
 from tests.tiny_models import Architecture, build_policy
 
 START_S = 420.0
@@ -37,12 +37,6 @@ class RunningFleet:
     state_dir: Path
     pid: int
     """Of `nightshift serve`."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def write_toml(

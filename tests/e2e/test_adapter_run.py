@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollout.weights import read_manifest
 from tests.e2e.test_serve_and_train import TRAIN, records
-from tests.running_fleet import TESTS, RunningFleet, free_port, run_configured, write_toml
+from tests.ports import free_port
+from tests.running_fleet import TESTS, RunningFleet, run_configured, write_toml
 from tests.tiny_models import build_policy
 
 pytestmark = pytest.mark.timeout(1500)

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,19 +13,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.ports import free_port
+
 ROOT = Path(__file__).parents[2]
 _SMALL = ("--train.evaluation.n", "4", "--train.evaluation.max_prompts", "128")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _demo(directory: Path, environment: dict[str, str], *flags: str) -> subprocess.Popen[str]:
     """Started from the repository, where the warmed-up policy is kept for the next test."""
-    fleet = ["--fleet.gateway.port", str(_free_port()), "--fleet.autoscaling.max_replicas", "1"]
+    fleet = ["--fleet.gateway.port", str(free_port()), "--fleet.autoscaling.max_replicas", "1"]
     return subprocess.Popen(
         [sys.executable, "-m", "deploy.cli", "demo", "--dir", str(directory), *fleet, *_SMALL, *flags],
         cwd=ROOT,

@@ -17,7 +17,8 @@ from rollout.client import RolloutClient
 from rollout.queue import QueueStats
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
-from tests.running_fleet import RunningFleet, free_port, run_configured, write_toml
+from tests.ports import free_port
+from tests.running_fleet import RunningFleet, run_configured, write_toml
 
 pytestmark = pytest.mark.timeout(900)
 

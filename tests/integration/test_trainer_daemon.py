@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import socket
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -16,6 +15,7 @@ from rollout.errors import ConfigError
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
+from tests.ports import free_port
 from tests.replay_kit import replay_config, write_recording
 from tests.simulated_engine import running, simulated
 from tests.tiny_models import build_policy
@@ -375,12 +375,6 @@ async def test_two_ranks_with_a_reference_and_overlapped_evaluation(
     labels = [e["label"] for e in json.loads((config.run_dir / "summary.json").read_text())["evaluations"]]
     assert {"start", "step-2", "end"} <= set(labels)
     await balanced(redis_store, config.run)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def answered(url: str, daemon: Daemon) -> str:

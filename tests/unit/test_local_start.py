@@ -1,0 +1,54 @@
+"""Starting a fleet: what it waits for, and what it says of a port taken meanwhile."""
+
+import socket
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from deploy.config import load
+from deploy.local import LocalFleet
+from rollout.errors import ConfigError
+from tests.ports import free_port
+
+
+def test_the_state_of_a_starting_fleet_is_asked_for_once_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = LocalFleet(load([], ["--model.path", str(tmp_path)]))
+    states = iter(["DEPLOYING", "DEPLOYING", "RUNNING"])
+    waits: list[float] = []
+
+    def status() -> SimpleNamespace:
+        application = SimpleNamespace(status=SimpleNamespace(value=next(states)))
+        return SimpleNamespace(applications={fleet.config.fleet: application})
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=SimpleNamespace(status=status)))
+    monkeypatch.setattr(time, "sleep", waits.append)
+    fleet._wait_until_running()
+    assert waits == [1.0, 1.0]
+
+
+def test_a_port_taken_while_ray_starts_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(**_: object) -> None:
+        raise RuntimeError("Failed to bind to address")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=SimpleNamespace(start=start)))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"fleet\.gateway\.port={port} on 127\.0\.0\.1 cannot be used"):
+            LocalFleet(load([], ["--model.path", str(tmp_path), "--fleet.gateway.port", str(port)]))._start_proxy()
+
+
+def test_another_failure_of_serve_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(**_: object) -> None:
+        raise RuntimeError("no proxy")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=SimpleNamespace(start=start)))
+    fleet = LocalFleet(load([], ["--model.path", str(tmp_path), "--fleet.gateway.port", str(free_port())]))
+    with pytest.raises(RuntimeError, match="no proxy"):
+        fleet._start_proxy()
