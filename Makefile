@@ -62,7 +62,7 @@ bench-coserve: setup ## users and rollouts on one engine, arm by arm, into runs/
 	@PYTHONPATH=$(CURDIR) $(PY) tests/bench/bench_coserve.py $(if $(filter-out 0,$(QUICK)),--quick) $(if $(filter-out 0,$(RESUME)),--resume) \
 		$(addprefix --arms ,$(ARMS)) $(BENCH_ARGS)
 
-bench-lend: setup ## whole replicas lent to rollouts beside a static split, into runs/bench/lend.json and .png; after bench-coserve, or with BENCH_ARGS="--capacity 2.4"
+bench-lend: setup ## whole replicas lent to rollouts beside a static split, into runs/bench/lend.json and .png
 	@PYTHONPATH=$(CURDIR) $(PY) tests/bench/bench_lend.py $(addprefix --arms ,$(ARMS)) $(BENCH_ARGS)
 
 bench-loop: setup ## every ratio of the loop into runs/bench/loop.json and loop.png

@@ -4,6 +4,9 @@
     a user ended inside:   miss_share / (1 - miss_share) of such a step up
     nobody ends for long:  back to where learning began, if it is below that
 
+Who would have ended outside without rollouts too counts as neither: users who come at once wait for each other, and to
+keep rollouts out for it would help none of them.
+
 The pace of a mean step says nothing of how far single users lie from it; who missed a target does. Up and down balance
 where `miss_share` of the users miss: Kaernbach, "Simple adaptive testing with the weighted up-down method", Perception
 & Psychophysics 49, 1991. What lowered it may not have been the rollouts, or may be over: where they are kept out users
@@ -11,9 +14,10 @@ teach nothing, so time does.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from services.added import Added, to_blame
 from services.slo import SloConfig, attained
 from services.user_window import RequestTimes
 
@@ -54,35 +58,54 @@ def first_headroom(slo: SloConfig, now: float) -> Headroom:
 
 
 def next_headroom(
-    before: Headroom, ended: Sequence[RequestTimes], now: float, dt: float, *, beside_at: float, slo: SloConfig
+    before: Headroom,
+    ended: Sequence[RequestTimes],
+    now: float,
+    dt: float,
+    *,
+    beside_at: float,
+    added: Callable[[RequestTimes], Added],
+    slo: SloConfig,
 ) -> Headroom:
-    """After `dt` seconds more, at `now`, and these users; rollouts last held a seat at `beside_at`.
+    """After `dt` seconds more, at `now`, and these users; rollouts last held a seat at `beside_at`, and `added` says
+    what they added to what a user felt.
 
-    >>> slo = SloConfig(ttft_s=1.0, most_headroom=0.9, miss_share=0.01)
+    >>> slo, all_of_it = SloConfig(ttft_s=1.0, most_headroom=0.9, miss_share=0.01), Added(0.6, 0.0)
+    >>> def after(before, ended, now=4.0, beside_at=3.0, by=all_of_it):
+    ...     return next_headroom(before, ended, now, 0.0, beside_at=beside_at, added=lambda _: by, slo=slo)
     >>> fast, slow = RequestTimes(0.0, 0.5, 2.5, 9), RequestTimes(0.0, 1.5, 3.5, 9)
     >>> before = Headroom(0.7)
     >>> looks = [(), (fast,), (slow,), (slow,) * 8, (fast,) * 999]
-    >>> [round(next_headroom(before, ended, 4.0, 0.0, beside_at=3.0, slo=slo).share, 4) for ended in looks]
+    >>> [round(after(before, ended).share, 4) for ended in looks]
     [0.7, 0.7007, 0.634, 0.5227, 0.9]
-    >>> lowered = next_headroom(before, [slow] * 3, 4.0, 0.0, beside_at=3.0, slo=slo)
-    >>> next_headroom(lowered, [fast] * 99, 5.0, 0.0, beside_at=3.0, slo=slo).share == lowered.share
+    >>> lowered = after(before, [slow] * 3)
+    >>> after(lowered, [fast] * 99, now=5.0).share == lowered.share
     True
-    >>> next_headroom(before, [slow], 4.0, 0.0, beside_at=-1.0, slo=slo) == before
+    >>> after(before, [slow], beside_at=-1.0) == after(before, [slow], by=Added(0.1, 0.0)) == before
     True
     """
-    taught = [times for times in ended if before.since <= times.arrived <= beside_at]
+    met = (times for times in ended if before.since <= times.arrived <= beside_at)
+    taught = [missed for times in met if (missed := _missed(times, added(times), slo)) is not None]
     taught_at = now if taught else before.taught_at
     same = now - before.missed_at < _MOMENT_S
     earlier = before.misses if same else 0
     if earlier >= _MOST_OF_ONE:
         return replace(before, taught_at=taught_at)
-    misses = min(_MOST_OF_ONE - earlier, sum(not attained(slo, times.ttft_s, _pace(times)) for times in taught))
+    misses = min(_MOST_OF_ONE - earlier, sum(taught))
     share = before.share * math.exp(_STEP * (slo.miss_share * len(taught) - misses))
     if now - taught_at > _SILENT_S:
         share += max(0.0, _FIRST * slo.most_headroom - share) * dt / _FORGET_S
     share = min(slo.most_headroom, max(_LEAST * slo.most_headroom, share))
     missed_at = now if misses and not same else before.missed_at
     return Headroom(share, before.since, missed_at, earlier + misses, taught_at)
+
+
+def _missed(times: RequestTimes, by: Added, slo: SloConfig) -> bool | None:
+    """None where the user would have missed without rollouts, too."""
+    felt = (times.ttft_s, _pace(times))
+    if attained(slo, *felt):
+        return False
+    return True if to_blame(slo, *felt, by) else None
 
 
 def _pace(times: RequestTimes) -> float | None:

@@ -86,6 +86,14 @@ class IdleSpeed:
         """
         return self.token_s * seats / self.capacity
 
+    def sequence_s(self, seats: int) -> float:
+        """That one sequence more adds to a step, of an engine with so many `seats`.
+
+        >>> round(IdleSpeed(first_token_s=0.05, token_s=0.02, capacity=8.0).sequence_s(33), 5)
+        0.00195
+        """
+        return max(0.0, self.full_step_s(seats) - self.token_s) / max(1, seats - 1)
+
 
 def slowed_by_company(idle: IdleSpeed, seats: int) -> bool:
     """Whether a step with all `seats` busy takes half as long again as that of one sequence.

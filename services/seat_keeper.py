@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from rollout.board import ReplicaRole
+from services.added import added
 from services.cache_room import next_room
 from services.config import HarvestConfig
 from services.guard_phases import Phases, entered
-from services.headroom import Headroom, first_headroom, next_headroom
+from services.headroom import first_headroom, next_headroom
 from services.idle_speed import IdleSpeed
 from services.recent_peak import RecentPeak
 from services.seat_guard import Felt, Guard, check_attainable, guarded_seats, next_guard, prefill_pace
@@ -83,6 +84,7 @@ class SeatKeeper:
         self._weight = UserWeight(self.idle, total)
         self._window = UserWindow(slo.window_s)
         self._peak = RecentPeak(slo.window_s)
+        self._rollouts = RecentPeak(slo.window_s)
         self._beside_at = -math.inf
         self._headroom, self._learned_under = first_headroom(slo, clock()), slo
         self._phases = Phases(Guard(limit=harvest.user_reserve + 1.0))
@@ -201,19 +203,19 @@ class SeatKeeper:
         if check and slo != self._slo:
             check_attainable(slo, self.idle)
         if slo != self._slo:
-            self._window, self._peak = UserWindow(slo.window_s), RecentPeak(slo.window_s)
-            self._headroom = self._headroom_under(slo)
-            now = self._clock()
-            self._phases = Phases(Guard(limit=harvest.user_reserve + 1.0, since=now), since=now)
+            self._window = UserWindow(slo.window_s)
+            self._peak, self._rollouts = RecentPeak(slo.window_s), RecentPeak(slo.window_s)
+            if slo.guards:
+                self._learn_under(slo, harvest.user_reserve)
         self._harvest, self._slo = harvest, slo
         self.resize()
 
-    def _headroom_under(self, slo: SloConfig) -> Headroom:
+    def _learn_under(self, slo: SloConfig, reserve: int) -> None:
         now = self._clock()
-        if not slo.guards:
-            return self._headroom
         known, self._learned_under = slo == self._learned_under, slo
-        return replace(self._headroom, since=now) if known else first_headroom(slo, now)
+        limit = self._guard.limit if known else reserve + 1.0
+        self._headroom = replace(self._headroom, since=now) if known else first_headroom(slo, now)
+        self._phases = Phases(Guard(limit, since=now), since=now)
 
     def resize(self) -> None:
         """Users came or went, or the limit moved."""
@@ -286,8 +288,15 @@ class SeatKeeper:
     def _learn(self, now: float, dt: float) -> None:
         """What users without rollouts beside them felt is not the rollouts' doing."""
         self._beside_at = now if self.seats.held else self._beside_at
+        self._rollouts.set(now, self.seats.held)
         self._headroom = next_headroom(
-            self._headroom, self._window.ended, now, dt, beside_at=self._beside_at, slo=self._targets
+            self._headroom,
+            self._window.ended,
+            now,
+            dt,
+            beside_at=self._beside_at,
+            added=lambda times: added(self.idle, self._total, self._rollouts.most(now, now - times.arrived)),
+            slo=self._targets,
         )
 
     def _felt(self, now: float, still: float) -> Felt:

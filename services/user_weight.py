@@ -24,7 +24,7 @@ class UserWeight:
 
     def __init__(self, idle: IdleSpeed, seats: int) -> None:
         self._idle = idle
-        self._step_s = (idle.full_step_s(seats) - idle.token_s) / max(1, seats - 1)
+        self._step_s = idle.sequence_s(seats)
         """Of each sequence in it."""
         self._ended: deque[RequestTimes] = deque(maxlen=_MEMORY)
         self.value = 1.0

@@ -1,14 +1,17 @@
-"""What a user's first token takes beside the engine: through gateway and router to the replica, and back.
+"""What users' first tokens take beside the engine: through gateway and router to the replica, and back.
 
 gateway: how long it takes of late --(header of a request)--> replica: the guard leaves that much of `slo.ttft_s` alone
-gateway: first token - engine's share  <--(mark in the event stream)-- replica: what the engine took of it
+gateway: first tokens, engine's part of them  <--(mark in the event stream)-- replica: what the engine took of one
 
-Both measure spans of time by clocks of their own, so that no two clocks are compared.
+Both measure spans of time by clocks of their own, so that no two clocks are compared. The way is the 95th percentile of
+whole first tokens less that of the engine's parts: an engine that keeps to what is left has the whole ones at the
+target. The ways' own 95th percentile would take more than that: who has the longest way rarely has the slowest step.
 """
 
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import takewhile
 
 from rollout.percentile import percentile
@@ -17,34 +20,49 @@ HEADER = "x-nightshift-way"
 _MEMORY, _FEWEST = 64, 20
 """Users: the newest that are remembered, and those that a 95th percentile takes; of fewer one would speak for all."""
 _RECENT_S = 60.0
+_SHARE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class _First:
+    """One user's, and when it came."""
+
+    at: float
+    whole_s: float
+    engine_s: float
 
 
 class Ways:
-    """Seconds that the newest users' first tokens took beside the engine."""
+    """Of the newest users' first tokens, seconds beside the engine."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._newest: deque[tuple[float, float]] = deque(maxlen=_MEMORY)
+        self._newest: deque[_First] = deque(maxlen=_MEMORY)
 
-    def add(self, seconds: float) -> None:
-        self._newest.appendleft((self._clock(), max(0.0, seconds)))
+    def add(self, whole_s: float, engine_s: float) -> None:
+        """A first token came after `whole_s`, of which the engine took `engine_s`."""
+        self._newest.appendleft(_First(self._clock(), whole_s, engine_s))
 
     @property
     def seconds(self) -> float:
-        """95th percentile of the last minute; where few came, the median of those remembered, and 0 before the first.
+        """By the 95th percentiles of the last minute; where few came, the median way of those remembered, and 0 before
+        the first.
 
         >>> ways = Ways(lambda: 0.0)
         >>> for milliseconds in range(1, 20):
-        ...     ways.add(milliseconds / 1000)
+        ...     ways.add(0.05 + milliseconds / 1000, 0.05)
         >>> few = ways.seconds
-        >>> ways.add(0.02)
-        >>> few, ways.seconds
-        (0.01, 0.019)
+        >>> ways.add(0.06, 0.055)
+        >>> round(few, 6), round(ways.seconds, 6)
+        (0.01, 0.018)
         """
-        recent = list(takewhile(lambda known: known[0] >= self._clock() - _RECENT_S, self._newest))
-        enough = len(recent) >= _FEWEST
-        found = percentile([way_s for _, way_s in (recent if enough else self._newest)], 0.95 if enough else 0.5)
-        return 0.0 if found is None else found
+        recent = list(takewhile(lambda first: first.at >= self._clock() - _RECENT_S, self._newest))
+        if len(recent) >= _FEWEST:
+            whole_s = percentile([first.whole_s for first in recent], _SHARE)
+            engine_s = percentile([first.engine_s for first in recent], _SHARE)
+            return max(0.0, (whole_s or 0.0) - (engine_s or 0.0))
+        found = percentile([first.whole_s - first.engine_s for first in self._newest], 0.5)
+        return max(0.0, found or 0.0)
 
 
 def told(headers: Mapping[str, str]) -> float | None:

@@ -8,13 +8,12 @@ static     the same users on one replica, rollouts on the other, all day
 reclaim    a lent replica is called back again and again: what that takes, part by part
 
 Users have a production model of their own, rollouts a policy whose new version comes every 20 s. The day's busiest hour
-is 80 % of `--capacity`, users a second; without it that of coserve.json in --out. Writes lend.json after each arm, and
-lend.png.
+is 80 % of `--capacity`, users a second; without it what both replicas are found to serve. Writes lend.json after each
+arm, and lend.png.
 """
 
 import argparse
 import asyncio
-import json
 import logging
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from typing import Any
 
 from bench_fleet import BenchFleet
 from coserve.measure import latencies
-from coserve.slo import Slo, slo_of
+from coserve.slo import CapacitySearch, Slo, slo_of
 from coserve.users import Users
 from environment import machine, versions
 from json_file import write_json
@@ -48,18 +47,20 @@ def main() -> None:
     """Everything that was measured is on disk after each arm."""
     arguments = _arguments()
     plan, out = with_numbers(Plan(), arguments), Path(arguments.out)
-    capacity = arguments.capacity or _capacity(out / "coserve.json")
     figures: dict[str, Any] = {
         "command": sys.argv,
         "machine": machine(),
         "versions": versions(_PACKAGES),
         "definitions": DEFINITIONS,
         "plan": asdict(plan),
-        "capacity": capacity,
         "days": {},
     }
     # the arm without rollouts comes first: what another leaves in the queue would be work for lent replicas
     arms = [arm for arm in ARMS if arm in (arguments.arms or ARMS)]
+    if arms == ["static"] and arguments.capacity is None:
+        raise SystemExit("--arms static: one replica alone does not tell what two serve; give --capacity")
+    if arguments.capacity is not None:
+        figures["capacity"] = {"rate": arguments.capacity, "probes": []}
     if moving := [arm for arm in arms if arm != "static"]:
         with _fleet(plan, arguments, requests=arguments.requests) as (fleet, users):
             asyncio.run(_measure(fleet, users, plan, moving, figures, out=out))
@@ -96,6 +97,8 @@ async def _measure(
         if "slo" not in figures:
             await _idle(one, figures)
         slo = Slo(**figures["slo"])
+        if "capacity" not in figures:
+            await _capacity(one, slo, figures)
         for arm in arms:
             _say(f"{arm} ...")
             await _arm(one, arm, slo, plan, figures)
@@ -106,10 +109,10 @@ async def _measure(
 
 async def _arm(one: LendSession, arm: str, slo: Slo, plan: Plan, figures: dict[str, Any]) -> None:
     if arm == "reclaim":
-        told = await one.calls(plan.day_peak * figures["capacity"])
+        told = await one.calls(plan.day_peak * figures["capacity"]["rate"])
         figures["reclaim"] = reclaim_figures(one.watch.reclaims(told.start, told.stop), told.answers)
         return
-    told = await one.day(figures["capacity"], name=arm, rollouts=arm != "users")
+    told = await one.day(figures["capacity"]["rate"], name=arm, rollouts=arm != "users")
     figures["days"][arm] = day_figures(told, slo, seed=plan.seed)
     figures["days"][arm]["reclaims"] = len(one.watch.reclaims(told.start, told.stop))
 
@@ -123,14 +126,14 @@ async def _idle(one: LendSession, figures: dict[str, Any]) -> None:
     _say(f"SLO: TTFT {1000 * slo.ttft_s:.0f} ms, TPOT {1000 * slo.tpot_s:.0f} ms")
 
 
-def _capacity(path: Path) -> float:
-    """Of users alone on one replica. Raises SystemExit where it was not measured."""
-    try:
-        return float(json.loads(path.read_text())["capacity"]["rate"])
-    except (OSError, KeyError) as problem:
-        raise SystemExit(
-            f"{path} has no capacity ({problem!r}): run `make bench-coserve`, or give --capacity"
-        ) from None
+async def _capacity(one: LendSession, slo: Slo, figures: dict[str, Any]) -> None:
+    search, probes = CapacitySearch(), list[dict[str, Any]]()
+    while (rate := search.rate()) is not None:
+        share = await one.probe(search, rate, slo, number=len(probes))
+        probes.append({"rate": rate, "attainment": share, "confirms": search.confirming})
+        _say(f"users alone at {rate:.2f}/s: {100 * share:.1f} % inside the SLO")
+        search = search.after(rate, share)
+    figures["capacity"] = {"rate": search.good, "probes": probes}
 
 
 def _say(text: str) -> None:
@@ -140,7 +143,9 @@ def _say(text: str) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", action="append", choices=ARMS)
-    parser.add_argument("--capacity", type=float, help="users a second that one replica serves within its SLO")
+    parser.add_argument(
+        "--capacity", type=float, help="users a second that both replicas serve within the SLO; measured otherwise"
+    )
     parser.add_argument(
         "--requests", type=float, default=4.0, help="user requests in flight that a replica is to serve"
     )

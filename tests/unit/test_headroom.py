@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.added import Added
 from services.headroom import Headroom, first_headroom, next_headroom
 from services.slo import SloConfig
 from services.user_window import RequestTimes
@@ -14,14 +15,22 @@ from services.user_window import RequestTimes
 SLO = SloConfig(ttft_s=1.0, tpot_s=0.1, most_headroom=0.9, miss_share=0.02)
 BEGIN = Headroom(0.7)
 LOOK_S = 0.1
+ALL_OF_IT = Added(9.0, 9.0)
 
 
 def user(ttft_s: float = 0.5, tpot_s: float = 0.05, tokens: int = 9, came: float = 3.0) -> RequestTimes:
     return RequestTimes(came, came + ttft_s, came + ttft_s + tpot_s * (tokens - 1), tokens)
 
 
-def after(before: Headroom, *ended: RequestTimes, now: float = 10.0, dt: float = 0.0, slo: SloConfig = SLO) -> Headroom:
-    return next_headroom(before, ended, now, dt, beside_at=now, slo=slo)
+def after(
+    before: Headroom,
+    *ended: RequestTimes,
+    now: float = 10.0,
+    dt: float = 0.0,
+    slo: SloConfig = SLO,
+    by: Added = ALL_OF_IT,
+) -> Headroom:
+    return next_headroom(before, ended, now, dt, beside_at=now, added=lambda _: by, slo=slo)
 
 
 @given(st.lists(st.lists(st.booleans(), max_size=40), max_size=40))
@@ -61,8 +70,17 @@ def test_users_of_one_slow_moment_lower_it_three_times_at_most() -> None:
 
 
 def test_users_whom_rollouts_did_not_meet_and_those_of_earlier_settings_teach_nothing() -> None:
-    assert next_headroom(BEGIN, [user(ttft_s=2.0)], 10.0, 0.0, beside_at=2.9, slo=SLO) == BEGIN
+    late = [user(ttft_s=2.0)]
+    assert next_headroom(BEGIN, late, 10.0, 0.0, beside_at=2.9, added=lambda _: ALL_OF_IT, slo=SLO) == BEGIN
     assert after(Headroom(0.7, since=3.1), user(ttft_s=2.0)) == Headroom(0.7, since=3.1)
+
+
+def test_who_would_have_missed_without_rollouts_teaches_nothing() -> None:
+    a_little = Added(ttft_s=0.1, tpot_s=0.01)
+    for beyond in (user(ttft_s=1.2), user(tpot_s=0.12), user(ttft_s=1.05, tpot_s=0.12)):
+        assert after(BEGIN, *[beyond] * 3, by=a_little).share == BEGIN.share
+    for near in (user(ttft_s=1.05), user(tpot_s=0.105), user(ttft_s=1.05, tpot_s=0.105)):
+        assert after(BEGIN, near, by=a_little).share < BEGIN.share
 
 
 def test_what_lowered_it_is_forgotten_where_nobody_teaches_it_and_what_raised_it_is_not() -> None:

@@ -242,8 +242,8 @@ async def test_users_who_miss_the_slo_beside_rollouts_keep_them_further_from_it(
     before = keeper.headroom
     assert before is not None
 
-    def late_user() -> float:
-        engine.requests = {"a": RequestTimes(engine.now - 1.0, engine.now - 0.5, engine.now, 20)}
+    def late_user(ttft_s: float = 0.204) -> float:
+        engine.requests = {"a": RequestTimes(engine.now - 1.0, engine.now - 1.0 + ttft_s, engine.now, 20)}
         look(keeper, engine)
         engine.requests = {}
         look(keeper, engine)
@@ -255,11 +255,19 @@ async def test_users_who_miss_the_slo_beside_rollouts_keep_them_further_from_it(
     sat(keeper, 1)
     assert keeper.seats.held == 1
     look(keeper, engine)
+    assert late_user(ttft_s=0.5) == before  # one rollout does not make half a second
     assert late_user() < before
-    learned = keeper.headroom
+
+
+async def test_what_was_learned_is_not_forgotten_while_there_is_no_slo(engine: Engine) -> None:
+    keeper = keeper_of(engine)
+    sat(keeper, TOTAL)
+    look(keeper, engine, 5)
+    learned = (keeper.headroom, keeper.limit)
     keeper.configure(HarvestConfig(), SloConfig())
-    assert keeper.headroom is None
+    assert (keeper.headroom, keeper.limit) == (None, None)
+    look(keeper, engine, 5)
     keeper.configure(HarvestConfig(), SLO)
-    assert keeper.headroom == learned
-    keeper.configure(HarvestConfig(), SLO.model_copy(update={"ttft_s": 0.3}))
-    assert keeper.headroom == before
+    assert (keeper.headroom, keeper.limit) == learned
+    keeper.configure(HarvestConfig(user_reserve=3), SLO.model_copy(update={"ttft_s": 0.3}))
+    assert keeper.limit == 4

@@ -20,19 +20,27 @@ def test_a_moment_in_which_the_gateway_stood_still_is_over_after_a_minute_or_wit
     ways = Ways(lambda: now[0])
     assert ways.seconds == 0.0
     for _ in range(30):
-        ways.add(2.0)
+        ways.add(2.0, 0.0)
     assert ways.seconds == 2.0
     now[0] = 50.0
     for _ in range(64):
-        ways.add(0.01)
+        ways.add(0.01, 0.0)
     assert ways.seconds == 0.01
     for _ in range(30):
-        ways.add(2.0)
+        ways.add(2.0, 0.0)
     now[0] = 120.0
     assert ways.seconds == 0.01
 
 
 def test_clocks_that_differ_a_little_make_no_way_that_takes_less_than_nothing() -> None:
     ways = Ways(lambda: 0.0)
-    ways.add(-0.1)
+    ways.add(0.1, 0.2)
     assert ways.seconds == 0.0
+
+
+def test_who_has_the_longest_way_need_not_have_the_slowest_step() -> None:
+    ways = Ways(lambda: 0.0)
+    for number in range(60):
+        way_s, engine_s = (0.05 if number % 10 == 0 else 0.01), (0.08 if number % 10 == 5 else 0.03)
+        ways.add(way_s + engine_s, engine_s)
+    assert ways.seconds == pytest.approx(0.01)

@@ -12,9 +12,10 @@ from rollout.redis_store import RedisStore
 from services.background import in_background
 from tests.bench.bench_fleet import BenchFleet
 from tests.bench.coserve.answers import Answer
-from tests.bench.coserve.arrivals import day, poisson
+from tests.bench.coserve.arrivals import at_least, day, poisson
 from tests.bench.coserve.pushes import Pusher
 from tests.bench.coserve.rollouts import Feed
+from tests.bench.coserve.slo import CapacitySearch, Slo, attainment
 from tests.bench.coserve.users import Users
 from tests.fake_trainer import FakeTrainer
 
@@ -35,6 +36,12 @@ class Plan:
     seats: int = 32
     """Of each engine."""
     idle_users: int = 40
+    probe_users: int = 60
+    probe_s: float = 15.0
+    """The least of both, at each rate that the capacity search tries."""
+    confirm_users: int = 300
+    confirm_s: float = 60.0
+    """At the rate that it finds."""
     day_s: float = 480.0
     day_peak: float = 0.8
     """Share of capacity in the day's busiest hour."""
@@ -67,6 +74,16 @@ class LendSession:
         await self._users.ready()
         await self._users.alone([0.05] * 8, name="warm-up")
         return await self._users.alone([0.05] * self._plan.idle_users, name="idle")
+
+    async def probe(self, search: CapacitySearch, rate: float, slo: Slo, *, number: int) -> float:
+        """Attainment of users at a rate, on all replicas."""
+        plan = self._plan
+        least = (plan.confirm_users, plan.confirm_s) if search.confirming else (plan.probe_users, plan.probe_s)
+        users = poisson(rate, at_least(*least, rate), seed=plan.seed + 100 + number)
+        async with self._fed(on=False):
+            start = time.time() + _LEAD_S
+            answers = await self._users.crowd([start + s for s in users], name=f"probe-{number}")
+        return attainment(answers, slo)
 
     async def day(self, capacity: float, *, name: str, rollouts: bool) -> Told:
         """The same users in every arm."""
