@@ -1,20 +1,16 @@
-"""What rollouts add to what a user feels; who would have missed a target without it, too, did not miss it for them.
+"""What rollouts added to what a user felt, and how much of a miss they are to blame for.
 
-each step    longer by  rollouts in it x what a sequence adds to a step of the idle engine x _LOADED
-first token  later by   _MET of such steps
+    first token  later by at most  the engine's time that they took, since somebody came whom this user met, until then
+    each token   later by at most  what they took from the first to the last / tokens
+
+An engine that always has work is through with some of it earlier by no more than the work that is left out before.
+Where less was added than a target was missed by, the user would have missed it alone, too, and rollouts have their part
+in how long others waited: they are to blame for that part of the miss.
 """
 
 from dataclasses import dataclass
 
-from services.idle_speed import IdleSpeed
-from services.slo import SloConfig, attained
-
-_LOADED = 2.0
-"""A machine whose cores and memory serve requests meanwhile is slower than the idle one that was measured, and prompts
-of rollouts are computed in some of the steps."""
-_MET = 2
-"""Steps with rollouts before a first token: the one that runs when the user comes, and one between those for users
-alone (`engine.first_token_steps`), or the one that computes the prompt."""
+from services.slo import SloConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,28 +21,17 @@ class Added:
     tpot_s: float
 
 
-def added(idle: IdleSpeed, seats: int, rollouts: int) -> Added:
-    """By so many `rollouts` on an engine of `seats`, at most.
-
-    >>> four = added(IdleSpeed(first_token_s=0.05, token_s=0.02, capacity=8.0), seats=33, rollouts=4)
-    >>> round(four.ttft_s, 3), round(four.tpot_s, 3)
-    (0.031, 0.016)
-    """
-    tpot_s = _LOADED * rollouts * idle.sequence_s(seats)
-    return Added(_MET * tpot_s, tpot_s)
-
-
-def to_blame(slo: SloConfig, ttft_s: float | None, tpot_s: float | None, by: Added) -> bool:
-    """Whether a user who felt this, and missed a target, would not have without what was added.
+def blame(slo: SloConfig, ttft_s: float | None, tpot_s: float | None, by: Added) -> float:
+    """Rollouts' part, 0 to 1, in that a user who felt this missed a target; 0 where none was missed.
 
     >>> slo = SloConfig(ttft_s=0.5, tpot_s=0.05)
-    >>> [to_blame(slo, ttft_s, 0.04, Added(0.04, 0.02)) for ttft_s in (0.5, 0.52, 0.6)]
-    [False, True, False]
+    >>> [round(blame(slo, ttft_s, 0.04, Added(0.04, 0.02)), 2) for ttft_s in (0.5, 0.52, 0.6)]
+    [0.0, 1.0, 0.4]
     """
-    if attained(slo, ttft_s, tpot_s):
-        return False
-    return attained(
-        slo,
-        None if ttft_s is None else ttft_s - by.ttft_s,
-        None if tpot_s is None else tpot_s - by.tpot_s,
-    )
+    felt = ((ttft_s, slo.ttft_s, by.ttft_s), (tpot_s, slo.tpot_s, by.tpot_s))
+    parts = [
+        min(1.0, added_s / (seconds - target))
+        for seconds, target, added_s in felt
+        if seconds is not None and target is not None and seconds > target
+    ]
+    return max(parts, default=0.0)

@@ -6,7 +6,7 @@ of their own each push would cost rollouts a part of their seats for long after 
 surprise again.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.seat_guard import Guard
 
@@ -42,3 +42,9 @@ def entered(before: Phases, now: float, *, arriving: bool) -> Phases:
     limit = min(guard.limit, before.guard.limit) if arriving else guard.limit
     fresh = Guard(limit, closed_until=before.guard.closed_until, since=now)
     return Phases(fresh, arriving=arriving, since=now, other=before.guard)
+
+
+def restarted(phases: Phases, now: float) -> Phases:
+    """The same limits, of which nothing that was felt before `now` says anything."""
+    other = None if phases.other is None else replace(phases.other, since=now)
+    return replace(phases, guard=replace(phases.guard, since=now), since=now, other=other)

@@ -4,8 +4,8 @@
     a user ended inside:   miss_share / (1 - miss_share) of such a step up
     nobody ends for long:  back to where learning began, if it is below that
 
-Who would have ended outside without rollouts too counts as neither: users who come at once wait for each other, and to
-keep rollouts out for it would help none of them.
+Who ended outside counts for as much as rollouts are to blame (`services/added.py`): users who come at once wait for
+each other, and to keep rollouts out for it would help none of them.
 
 The pace of a mean step says nothing of how far single users lie from it; who missed a target does. Up and down balance
 where `miss_share` of the users miss: Kaernbach, "Simple adaptive testing with the weighted up-down method", Perception
@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from services.added import Added, to_blame
+from services.added import Added, blame
 from services.slo import SloConfig, attained
 from services.user_window import RequestTimes
 
@@ -47,7 +47,7 @@ class Headroom:
     """Users who came before it, monotonic, came under other settings."""
     missed_at: float = -math.inf
     """When the newest moment began in which users missed a target."""
-    misses: int = 0
+    misses: float = 0.0
     """Of that moment, as far as they count."""
     taught_at: float = -math.inf
 
@@ -81,31 +81,27 @@ def next_headroom(
     >>> lowered = after(before, [slow] * 3)
     >>> after(lowered, [fast] * 99, now=5.0).share == lowered.share
     True
-    >>> after(before, [slow], beside_at=-1.0) == after(before, [slow], by=Added(0.1, 0.0)) == before
+    >>> after(before, [slow], beside_at=-1.0) == after(before, [slow], by=Added(0.0, 0.0)) == before
     True
+    >>> round(after(before, [slow], by=Added(0.25, 0.0)).share, 4)  # late by 0.5 s
+    0.6662
     """
-    met = (times for times in ended if before.since <= times.arrived <= beside_at)
-    taught = [missed for times in met if (missed := _missed(times, added(times), slo)) is not None]
+    met = [times for times in ended if before.since <= times.arrived <= beside_at]
+    outside = [times for times in met if not attained(slo, times.ttft_s, _pace(times))]
+    blamed = sum(blame(slo, times.ttft_s, _pace(times), added(times)) for times in outside)
+    taught = len(met) - len(outside) + blamed
     taught_at = now if taught else before.taught_at
     same = now - before.missed_at < _MOMENT_S
-    earlier = before.misses if same else 0
+    earlier = before.misses if same else 0.0
     if earlier >= _MOST_OF_ONE:
         return replace(before, taught_at=taught_at)
-    misses = min(_MOST_OF_ONE - earlier, sum(taught))
-    share = before.share * math.exp(_STEP * (slo.miss_share * len(taught) - misses))
+    misses = min(_MOST_OF_ONE - earlier, blamed)
+    share = before.share * math.exp(_STEP * (slo.miss_share * taught - misses))
     if now - taught_at > _SILENT_S:
         share += max(0.0, _FIRST * slo.most_headroom - share) * dt / _FORGET_S
     share = min(slo.most_headroom, max(_LEAST * slo.most_headroom, share))
     missed_at = now if misses and not same else before.missed_at
     return Headroom(share, before.since, missed_at, earlier + misses, taught_at)
-
-
-def _missed(times: RequestTimes, by: Added, slo: SloConfig) -> bool | None:
-    """None where the user would have missed without rollouts, too."""
-    felt = (times.ttft_s, _pace(times))
-    if attained(slo, *felt):
-        return False
-    return True if to_blame(slo, *felt, by) else None
 
 
 def _pace(times: RequestTimes) -> float | None:

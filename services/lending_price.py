@@ -1,9 +1,9 @@
 """What lending costs and brings, as the replicas' heartbeats tell it."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from rollout.board import Heartbeat, ReplicaRole
+from rollout.board import Heartbeat, ReplicaRole, RoleSwitch
 from services.lending import Price
 
 _ENOUGH_S = 20.0
@@ -64,9 +64,18 @@ def _switch_s(beats: Sequence[Heartbeat], expected: float) -> float:
 
 
 def _spilled(beats: Sequence[Heartbeat]) -> float | None:
-    """Tokens that a reclaim cut; a rehearsal drained nobody and says nothing of it."""
-    switches = [switch for beat in beats for switch in beat.switches if "drained" in switch.parts]
-    return _mean(switch.cut_tokens for switch in switches if switch.to is ReplicaRole.SERVING)
+    """Tokens that a reclaim cut; one after a lending that came to nothing says nothing of it, as a rehearsal does."""
+    return _mean(switch.cut_tokens for beat in beats for switch in _reclaims(beat.switches))
+
+
+def _reclaims(switches: Sequence[RoleSwitch]) -> Iterator[RoleSwitch]:
+    """Of one replica."""
+    lent = True  # by a switch that is not remembered any more
+    for switch in sorted(switches, key=lambda switch: switch.decided_at):
+        if switch.to is ReplicaRole.ROLLOUT:
+            lent = "verified" in switch.parts
+        elif switch.to is ReplicaRole.SERVING and "drained" in switch.parts and lent:
+            yield switch
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from rollout.board import ReplicaRole
-from services.added import added
+from services.added import Added
 from services.cache_room import next_room
 from services.config import HarvestConfig
-from services.guard_phases import Phases, entered
+from services.guard_phases import Phases, entered, restarted
 from services.headroom import first_headroom, next_headroom
 from services.idle_speed import IdleSpeed
 from services.recent_peak import RecentPeak
@@ -20,6 +20,7 @@ from services.seat_guard import Felt, Guard, check_attainable, guarded_seats, ne
 from services.seats import Seats, rollout_seats
 from services.slo import SloConfig, in_engine
 from services.step_log import StepLog
+from services.time_taken import TimeTaken
 from services.user_seats import UserSeats
 from services.user_weight import UserWeight
 from services.user_window import RequestTimes, UserWindow
@@ -84,13 +85,14 @@ class SeatKeeper:
         self._weight = UserWeight(self.idle, total)
         self._window = UserWindow(slo.window_s)
         self._peak = RecentPeak(slo.window_s)
-        self._rollouts = RecentPeak(slo.window_s)
+        self._taken = TimeTaken()
         self._beside_at = -math.inf
         self._headroom, self._learned_under = first_headroom(slo, clock()), slo
         self._phases = Phases(Guard(limit=harvest.user_reserve + 1.0))
         self._room, self._made_room_at = total, -_STEPS_TO_SEE
         self._spared = 0
         self._looked_at = clock()
+        self._present, self._begun = (0, 0), 0
         self._role: ReplicaRole | None = None
         self._asides = 0
         self.breaches = 0
@@ -204,7 +206,7 @@ class SeatKeeper:
             check_attainable(slo, self.idle)
         if slo != self._slo:
             self._window = UserWindow(slo.window_s)
-            self._peak, self._rollouts = RecentPeak(slo.window_s), RecentPeak(slo.window_s)
+            self._peak = RecentPeak(slo.window_s)
             if slo.guards:
                 self._learn_under(slo, harvest.user_reserve)
         self._harvest, self._slo = harvest, slo
@@ -212,10 +214,13 @@ class SeatKeeper:
 
     def _learn_under(self, slo: SloConfig, reserve: int) -> None:
         now = self._clock()
-        known, self._learned_under = slo == self._learned_under, slo
-        limit = self._guard.limit if known else reserve + 1.0
-        self._headroom = replace(self._headroom, since=now) if known else first_headroom(slo, now)
-        self._phases = Phases(Guard(limit, since=now), since=now)
+        if slo == self._learned_under:
+            self._headroom = replace(self._headroom, since=now)
+            self._phases = restarted(self._phases, now)
+            return
+        self._learned_under = slo
+        self._headroom = first_headroom(slo, now)
+        self._phases = Phases(Guard(reserve + 1.0, since=now), since=now)
 
     def resize(self) -> None:
         """Users came or went, or the limit moved."""
@@ -243,9 +248,22 @@ class SeatKeeper:
         ended = self._engine.step_log.ended.take()
         self._window.look(now, self._engine.users(), ended=ended, still=self._still_until())
         self._weight.learn(self._window.left)
+        self._mind_steps(now, before)
         self._mind_cache(now)
         if self._guards:
             self._steer(now, now - before)
+
+    def _mind_steps(self, now: float, before: float) -> None:
+        """What sequences add to those since the look `before`, and how much of their time rollouts took."""
+        steps, begun = self._engine.step_log.take(), self.seats.begun
+        (users, rollouts), self._present = self._present, (self.users.held, self.seats.held)
+        users, rollouts = (sum(pair) / 2 for pair in zip((users, rollouts), self._present, strict=True))
+        # those of a push are longer, whatever is in them
+        if steps.count and self._still_until() < before and not self._arriving():
+            self._weight.met(steps, users, rollouts)
+        prompts_s = (begun - self._begun) * self.idle.prefill_token_s
+        self._begun = begun
+        self._taken.add(now, min(steps.seconds, steps.count * rollouts * self._weight.rollout_s + prompts_s))
 
     def _mind_cache(self, now: float) -> None:
         """Where users wait for blocks of it, with an SLO or without."""
@@ -288,16 +306,23 @@ class SeatKeeper:
     def _learn(self, now: float, dt: float) -> None:
         """What users without rollouts beside them felt is not the rollouts' doing."""
         self._beside_at = now if self.seats.held else self._beside_at
-        self._rollouts.set(now, self.seats.held)
         self._headroom = next_headroom(
             self._headroom,
             self._window.ended,
             now,
             dt,
             beside_at=self._beside_at,
-            added=lambda times: added(self.idle, self._total, self._rollouts.most(now, now - times.arrived)),
+            added=self._added,
             slo=self._targets,
         )
+
+    def _added(self, times: RequestTimes) -> Added:
+        """By rollouts, to what this user felt."""
+        first = times.arrived if times.first is None else times.first
+        last = first if times.last is None else times.last
+        whom_it_met = times.arrived - min(self._weight.stay_s, self._slo.window_s)
+        tokens = max(1, times.tokens - 1)
+        return Added(self._taken.between(whom_it_met, first), self._taken.between(first, last) / tokens)
 
     def _felt(self, now: float, still: float) -> Felt:
         since, log = max(self._guard.since, still), self._engine.step_log

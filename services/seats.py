@@ -64,6 +64,8 @@ class Seats:
         self._changed = asyncio.Event()
         self._empty = asyncio.Event()
         self._numbers = itertools.count()
+        self.begun = 0
+        """Tokens of prefill of all that were seated, since the start."""
 
     @property
     def capacity(self) -> int:
@@ -147,6 +149,7 @@ class Seats:
         while self._waiting and self.held < self._capacity and self._paced(self._waiting[0]):
             ticket = self._waiting.popleft()
             if not ticket.seated.done():
+                self.begun += self._fresh(ticket)
                 self._seated.add(ticket)
                 self._starting.add(ticket)
                 ticket.seated.set_result(None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.ended import Ended
+from services.step_cost import Steps
 from services.user_window import RequestTimes
 
 _STEPS = 2048
@@ -42,6 +43,7 @@ class StepLog:
         self.waiting_steps = 0
         """Steps in a row, up to the newest, after which a request waited to be begun."""
         self._gaps: deque[_Gap] = deque(maxlen=_STEPS)
+        self._untaken = Steps()
         self.ended = Ended()
         """Users' sequences."""
 
@@ -64,6 +66,12 @@ class StepLog:
             tokens = max(1.0, iteration_stats.num_generation_tokens / sequences)
             # those of sequences that were left out of the step before span it too
             self._gaps.append(_Gap(self._clock(), min(gaps), tokens))
+            self._untaken = Steps(self._untaken.count + 1, self._untaken.seconds + min(gaps))
+
+    def take(self) -> Steps:
+        """Those with a further token of a sequence, since it was asked before."""
+        taken, self._untaken = self._untaken, Steps()
+        return taken
 
     def step_s(self, since: float) -> float | None:
         """Mean time of a step, of the newest that fill half a second and began after `since`, by the clock; None where

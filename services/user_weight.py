@@ -1,9 +1,12 @@
 """How many rollouts a user counts as: both have a token in each step, but users' prompts are computed for few tokens.
 
-    a user's share of each step  =  a sequence's  +  what the prompt takes / tokens of the answer
-    weight                       =  that / a sequence's
+    weight  =  what a user adds to a step / what a rollout adds
 
-Without it a batch in which users take the place of rollouts, one for one, has longer steps than before.
+Without it a batch in which users take the place of rollouts, one for one, has longer steps than before. What they add
+is learned from the engine's steps (`services/step_cost.py`), and begins with what the idle engine says:
+
+    a rollout  =  a sequence's share of a full step
+    a user     =  that  +  what the prompt takes / tokens of the answer
 """
 
 import math
@@ -11,12 +14,16 @@ from collections import deque
 from collections.abc import Sequence
 
 from services.idle_speed import IdleSpeed
+from services.step_cost import StepCost, StepCosts, Steps
 from services.user_window import RequestTimes
 
 _MEMORY = 50
 """Users whose prompts and answers are remembered."""
 _MOST = 8.0
 """However little a sequence adds to a step: where it is next to nothing it cannot be told from noise."""
+_LEAST_SHARE = 0.25
+"""Of what a sequence adds to a step of the idle engine, that a rollout is taken to add: a machine on which nothing but
+users changes shows nothing of it."""
 
 
 class UserWeight:
@@ -24,15 +31,22 @@ class UserWeight:
 
     def __init__(self, idle: IdleSpeed, seats: int) -> None:
         self._idle = idle
-        self._step_s = idle.sequence_s(seats)
-        """Of each sequence in it."""
+        self._sequence_s = idle.sequence_s(seats)
         self._ended: deque[RequestTimes] = deque(maxlen=_MEMORY)
+        self._costs = StepCosts()
+        self._expected = StepCost(max(0.0, idle.token_s - self._sequence_s), self._sequence_s, self._sequence_s)
+        self._found = self._expected
         self.value = 1.0
         """From 1 to 8; 1 before a user ended."""
         self.stay_s = math.inf
         """Mean time that they are in the engine; infinite before one ended."""
         self.prompt = 0.0
         """Mean tokens of their prompts that the cache did not have."""
+
+    @property
+    def rollout_s(self) -> float:
+        """That a rollout adds to each step."""
+        return max(self._found.rollout_s, _LEAST_SHARE * self._sequence_s)
 
     def learn(self, ended: Sequence[RequestTimes]) -> None:
         """These users have all of their tokens.
@@ -50,8 +64,20 @@ class UserWeight:
         self.prompt = sum(times.prompt for times in self._ended) / len(self._ended)
         self.stay_s = sum((times.last or times.arrived) - times.arrived for times in self._ended) / len(self._ended)
         prompts_s = sum(self._prompt_s(times) for times in self._ended)
-        steps_s = sum(times.tokens for times in self._ended) * self._step_s
-        self.value = min(_MOST, 1 + prompts_s / steps_s) if steps_s > 0 else _MOST
+        user_s = self._sequence_s + prompts_s / sum(times.tokens for times in self._ended)
+        self._expected = StepCost(self._expected.alone_s, user_s, self._sequence_s)
+        self._weigh()
+
+    def met(self, steps: Steps, users: float, rollouts: float) -> None:
+        """The engine made these, with so many sequences in them on average."""
+        self._costs.add(steps, users, rollouts)
+        if self._ended:
+            self._weigh()
+
+    def _weigh(self) -> None:
+        self._found = self._costs.found(self._expected)
+        rollout_s = self.rollout_s
+        self.value = min(_MOST, max(1.0, self._found.user_s / rollout_s)) if rollout_s > 0 else _MOST
 
     def _prompt_s(self, times: RequestTimes) -> float:
         """Beyond the step of its first token, which others have theirs in too."""

@@ -19,7 +19,7 @@ from rollout.percentile import percentile
 HEADER = "x-nightshift-way"
 _MEMORY, _FEWEST = 64, 20
 """Users: the newest that are remembered, and those that a 95th percentile takes; of fewer one would speak for all."""
-_RECENT_S = 60.0
+_RECENT_S, _OLD_S = 60.0, 600.0
 _SHARE = 0.95
 
 
@@ -45,8 +45,8 @@ class Ways:
 
     @property
     def seconds(self) -> float:
-        """By the 95th percentiles of the last minute; where few came, the median way of those remembered, and 0 before
-        the first.
+        """By the 95th percentiles of the last minute; where few came, the median way of the last ten minutes, and 0
+        where nobody came in them.
 
         >>> ways = Ways(lambda: 0.0)
         >>> for milliseconds in range(1, 20):
@@ -56,13 +56,16 @@ class Ways:
         >>> round(few, 6), round(ways.seconds, 6)
         (0.01, 0.018)
         """
-        recent = list(takewhile(lambda first: first.at >= self._clock() - _RECENT_S, self._newest))
+        recent = self._within(_RECENT_S)
         if len(recent) >= _FEWEST:
             whole_s = percentile([first.whole_s for first in recent], _SHARE)
             engine_s = percentile([first.engine_s for first in recent], _SHARE)
             return max(0.0, (whole_s or 0.0) - (engine_s or 0.0))
-        found = percentile([first.whole_s - first.engine_s for first in self._newest], 0.5)
+        found = percentile([first.whole_s - first.engine_s for first in self._within(_OLD_S)], 0.5)
         return max(0.0, found or 0.0)
+
+    def _within(self, seconds: float) -> list[_First]:
+        return list(takewhile(lambda first: first.at >= self._clock() - seconds, self._newest))
 
 
 def told(headers: Mapping[str, str]) -> float | None:

@@ -60,3 +60,26 @@ def look(keeper: SeatKeeper, engine: Engine, times: int = 1) -> None:
 
 def sat(keeper: SeatKeeper, count: int) -> list[Ticket]:
     return [keeper.seats.ask(prefill=1) for _ in range(count)]
+
+
+def work(keeper: SeatKeeper, engine: Engine, *, steps: int) -> None:
+    """The engine makes so many, of 20 ms each, before the next look."""
+    for _ in range(steps):
+        gaps = SimpleNamespace(
+            inter_token_latencies_iter=[0.02],
+            time_to_first_tokens_iter=[],
+            num_generation_tokens=1,
+            finished_requests=[],
+        )
+        engine.step_log.record(None, gaps)
+    look(keeper, engine)
+
+
+def late_user(keeper: SeatKeeper, engine: Engine, ttft_s: float = 0.204) -> float:
+    """The headroom after one who came a second ago and has all tokens."""
+    engine.requests = {"a": RequestTimes(engine.now - 1.0, engine.now - 1.0 + ttft_s, engine.now, 20)}
+    look(keeper, engine)
+    engine.requests = {}
+    look(keeper, engine)
+    assert keeper.headroom is not None
+    return keeper.headroom

@@ -75,12 +75,14 @@ def test_users_whom_rollouts_did_not_meet_and_those_of_earlier_settings_teach_no
     assert after(Headroom(0.7, since=3.1), user(ttft_s=2.0)) == Headroom(0.7, since=3.1)
 
 
-def test_who_would_have_missed_without_rollouts_teaches_nothing() -> None:
-    a_little = Added(ttft_s=0.1, tpot_s=0.01)
-    for beyond in (user(ttft_s=1.2), user(tpot_s=0.12), user(ttft_s=1.05, tpot_s=0.12)):
-        assert after(BEGIN, *[beyond] * 3, by=a_little).share == BEGIN.share
-    for near in (user(ttft_s=1.05), user(tpot_s=0.105), user(ttft_s=1.05, tpot_s=0.105)):
-        assert after(BEGIN, near, by=a_little).share < BEGIN.share
+@pytest.mark.parametrize("beyond", [user(ttft_s=1.2), user(tpot_s=0.12), user(ttft_s=1.2, tpot_s=0.12)])
+def test_who_missed_by_more_than_rollouts_added_counts_for_their_part(beyond: RequestTimes) -> None:
+    def lowered(part: float) -> float:
+        return after(BEGIN, beyond, by=Added(ttft_s=0.2 * part, tpot_s=0.02 * part)).share / BEGIN.share
+
+    assert lowered(0.0) == 1.0
+    assert lowered(0.5) == pytest.approx(lowered(1.0) ** 0.5)
+    assert lowered(7.0) == pytest.approx(lowered(1.0))
 
 
 def test_what_lowered_it_is_forgotten_where_nobody_teaches_it_and_what_raised_it_is_not() -> None:

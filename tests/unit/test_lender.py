@@ -385,3 +385,6 @@ def test_the_price_of_a_reclaim_is_what_it_cut_itself_and_not_what_pushes_had_co
     assert Meter(EXPECTED).price([night]).spilled_tokens == 300
     unlent = beat("b", switches=(rehearsed,), rollout_prefilled_again=96_000)
     assert Meter(EXPECTED).price([unlent]).spilled_tokens == EXPECTED.spilled_tokens
+    out, vain = {"seen": 0.2, "drained": 1.0}, RoleSwitch(ReplicaRole.SERVING, 4.0, back, cut_tokens=0)
+    failed = replace(night, switches=(*cuts, RoleSwitch(ReplicaRole.ROLLOUT, 3.0, out), vain))
+    assert Meter(EXPECTED).price([failed]).spilled_tokens == 300

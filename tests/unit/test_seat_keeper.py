@@ -7,7 +7,7 @@ from services.config import HarvestConfig
 from services.idle_speed import IdleSpeed
 from services.slo import SloConfig
 from services.user_window import RequestTimes
-from tests.keeper_stand import RESERVE, SLO, TOTAL, Engine, keeper_of, look, sat, step
+from tests.keeper_stand import RESERVE, SLO, TOTAL, Engine, keeper_of, late_user, look, sat, step, work
 
 
 @pytest.fixture
@@ -242,32 +242,76 @@ async def test_users_who_miss_the_slo_beside_rollouts_keep_them_further_from_it(
     before = keeper.headroom
     assert before is not None
 
-    def late_user(ttft_s: float = 0.204) -> float:
-        engine.requests = {"a": RequestTimes(engine.now - 1.0, engine.now - 1.0 + ttft_s, engine.now, 20)}
-        look(keeper, engine)
-        engine.requests = {}
-        look(keeper, engine)
-        assert keeper.headroom is not None
-        return keeper.headroom
-
-    assert late_user() == before
+    assert late_user(keeper, engine) == before
     look(keeper, engine, 10)
     sat(keeper, 1)
     assert keeper.seats.held == 1
+    work(keeper, engine, steps=2)
+    look(keeper, engine, 10)
+    assert late_user(keeper, engine) < before
+
+
+async def test_rollouts_that_took_little_of_the_engines_time_are_blamed_for_little(engine: Engine) -> None:
+    keeper = keeper_of(engine)
+    before = keeper.headroom
+    sat(keeper, 1)
+    work(keeper, engine, steps=2)
+    look(keeper, engine, 10)
+    little = late_user(keeper, engine, ttft_s=0.9)
+    assert before is not None
+    assert 0.99 * before < little < before
+    work(keeper, engine, steps=2000)
+    look(keeper, engine, 10)
+    assert late_user(keeper, engine, ttft_s=0.9) < 0.99 * little
+
+
+async def test_what_rollouts_took_after_a_first_token_did_not_delay_it(engine: Engine) -> None:
+    keeper = keeper_of(engine)
+    before = keeper.headroom
+    user = RequestTimes(engine.now, engine.now + 0.9, engine.now + 0.9, 1)
+    look(keeper, engine, 10)
+    sat(keeper, TOTAL)
+    engine.requests = {"a": user}
+    work(keeper, engine, steps=200)
+    engine.requests = {}
     look(keeper, engine)
-    assert late_user(ttft_s=0.5) == before  # one rollout does not make half a second
-    assert late_user() < before
+    assert keeper.headroom == before
 
 
 async def test_what_was_learned_is_not_forgotten_while_there_is_no_slo(engine: Engine) -> None:
     keeper = keeper_of(engine)
+    before = keeper.headroom
     sat(keeper, TOTAL)
+    work(keeper, engine, steps=2)
+    look(keeper, engine, 10)
+    late_user(keeper, engine)
     look(keeper, engine, 5)
     learned = (keeper.headroom, keeper.limit)
+    assert before is not None
+    assert keeper.headroom is not None
+    assert keeper.headroom < before
     keeper.configure(HarvestConfig(), SloConfig())
     assert (keeper.headroom, keeper.limit) == (None, None)
     look(keeper, engine, 5)
     keeper.configure(HarvestConfig(), SLO)
     assert (keeper.headroom, keeper.limit) == learned
     keeper.configure(HarvestConfig(user_reserve=3), SLO.model_copy(update={"ttft_s": 0.3}))
-    assert keeper.limit == 4
+    assert (keeper.headroom, keeper.limit) == (before, 4)
+
+
+async def test_without_an_slo_for_a_while_the_limit_of_either_phase_is_kept(engine: Engine) -> None:
+    keeper = keeper_of(engine)
+    sat(keeper, TOTAL)
+    look(keeper, engine, 5)
+    limit = keeper.limit
+    engine.arriving = True
+    look(keeper, engine)
+    engine.requests = {"a": RequestTimes(engine.now - 1.0, None, None, 0)}
+    look(keeper, engine)
+    engine.requests = {}
+    assert keeper.limit != limit
+    keeper.configure(HarvestConfig(), SloConfig())
+    keeper.configure(HarvestConfig(), SLO)
+    engine.arriving = False
+    look(keeper, engine)
+    assert keeper.limit == limit

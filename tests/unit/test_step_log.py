@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from services.step_cost import Steps
 from services.step_log import StepLog
 
 NOW = 100.0
@@ -102,3 +103,9 @@ def test_a_clock_that_was_set_makes_no_first_token_before_its_request() -> None:
     log.record(None, step(firsts=1, finished=(finished("r", 4, e2e_latency=-3600.0),)))
     (times,) = log.ended.take()
     assert times.ttft_s == 0.0
+
+
+def test_steps_are_told_once_with_the_time_that_they_took() -> None:
+    log = log_of(0.1, 0.2)
+    assert log.take() == Steps(2, pytest.approx(0.3))
+    assert log.take() == Steps()

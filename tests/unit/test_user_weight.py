@@ -3,6 +3,7 @@
 import pytest
 
 from services.idle_speed import IdleSpeed
+from services.step_cost import Steps
 from services.user_weight import UserWeight
 from services.user_window import RequestTimes
 
@@ -39,3 +40,23 @@ def test_it_is_bounded_where_a_sequence_adds_nothing_to_a_step() -> None:
     weight = UserWeight(IdleSpeed(0.05, 0.02, capacity=float(SEATS)), SEATS)
     weight.learn([user(100, 24)])
     assert weight.value == 8
+
+
+def test_it_follows_what_users_and_rollouts_are_seen_to_add() -> None:
+    weight = UserWeight(IDLE, SEATS)
+    for look in range(600):
+        users, rollouts = look % 7, 20 - look % 11
+        weight.met(Steps(20, 20 * (0.02 + 0.006 * users + 0.002 * rollouts)), users, rollouts)
+    assert weight.value == 1  # nobody ended
+    weight.learn([user(20, 24)])
+    assert weight.value == pytest.approx(3.0, rel=0.1)
+    assert weight.rollout_s == pytest.approx(0.002, rel=0.1)
+
+
+def test_rollouts_that_seem_to_add_nothing_are_taken_to_add_a_little() -> None:
+    weight = UserWeight(IDLE, SEATS)
+    weight.learn([user(2000, 24)])
+    for look in range(600):
+        weight.met(Steps(20, 20 * (0.02 + 0.002 * (look % 7))), look % 7, 20 - look % 11)
+    assert weight.rollout_s == pytest.approx(STEP_S / 4)
+    assert weight.value == pytest.approx(0.002 / (STEP_S / 4), rel=0.1)
