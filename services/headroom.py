@@ -1,8 +1,13 @@
-"""How near to their SLO users may come before rollouts get fewer seats: learned from users who shared the engine.
+"""How near to their SLO users may come before rollouts get fewer seats, and how many those may have at the most: both
+learned from users who shared the engine.
 
     a user ended outside:  a step down; after three in one moment nobody counts until it is over
-    a user ended inside:   miss_share / (1 - miss_share) of such a step up
+    a user ended inside:   miss_share / (1 - miss_share) of such a step up; the ceiling more, where all are far inside
     nobody ends for long:  back to where learning began, if it is below that
+
+The share of a target says how slow all users may be; the ceiling, of the limit, how many rollouts a crowd may find that
+comes at once. What happens every other minute is not in what users felt in the last seconds, by which a limit that was
+too high grows back.
 
 Who ended outside counts for as much as rollouts are to blame (`services/added.py`): users who come at once wait for
 each other, and to keep rollouts out for it would help none of them.
@@ -30,6 +35,11 @@ _MOMENT_S, _MOST_OF_ONE = 2.0, 3
 who come at once miss at once, so that to count one alone would have more miss than may; to count all would have one
 accident of the machine keep rollouts out for long. After them those who end inside count as little as those who miss,
 or many would outvote any miss."""
+_CEILING_STEP = 0.2
+"""Of the logarithm, the same."""
+_LEAST_CEILING = 0.1
+_NEAR, _CALM_S, _CALM_STEPS = 0.8, 30.0, 10.0
+"""Where for so long nobody came nearer to a target than that share of it, the ceiling is lower than it has to be."""
 _SILENT_S = 30.0
 """Without a user who teaches, before what was learned is forgotten."""
 _FORGET_S = 300.0
@@ -50,6 +60,10 @@ class Headroom:
     misses: float = 0.0
     """Of that moment, as far as they count."""
     taught_at: float = -math.inf
+    ceiling: float = 1.0
+    """Share of the largest limit that the limit may have."""
+    near_at: float = -math.inf
+    """When somebody last ended near a target, or outside."""
 
 
 def first_headroom(slo: SloConfig, now: float) -> Headroom:
@@ -66,9 +80,11 @@ def next_headroom(
     beside_at: float,
     added: Callable[[RequestTimes], Added],
     slo: SloConfig,
+    reached: float = 1.0,
 ) -> Headroom:
     """After `dt` seconds more, at `now`, and these users; rollouts last held a seat at `beside_at`, and `added` says
-    what they added to what a user felt.
+    what they added to what a user felt. The limit was the share `reached` of the largest, at its most of late: what
+    users felt may have lowered it since.
 
     >>> slo, all_of_it = SloConfig(ttft_s=1.0, most_headroom=0.9, miss_share=0.01), Added(0.6, 0.0)
     >>> def after(before, ended, now=4.0, beside_at=3.0, by=all_of_it):
@@ -81,8 +97,8 @@ def next_headroom(
     >>> lowered = after(before, [slow] * 3)
     >>> after(lowered, [fast] * 99, now=5.0).share == lowered.share
     True
-    >>> after(before, [slow], beside_at=-1.0) == after(before, [slow], by=Added(0.0, 0.0)) == before
-    True
+    >>> [after(before, [slow], beside_at=at, by=by).share for at, by in ((-1.0, all_of_it), (3.0, Added(0.0, 0.0)))]
+    [0.7, 0.7]
     >>> round(after(before, [slow], by=Added(0.25, 0.0)).share, 4)  # late by 0.5 s
     0.6662
     """
@@ -97,11 +113,28 @@ def next_headroom(
         return replace(before, taught_at=taught_at)
     misses = min(_MOST_OF_ONE - earlier, blamed)
     share = before.share * math.exp(_STEP * (slo.miss_share * taught - misses))
+    near_at = now if any(_nearness(times, slo) > _NEAR for times in met) else before.near_at
+    steps = _CALM_STEPS if now - near_at > _CALM_S else 1.0
+    ceiling = min(before.ceiling, reached) if misses else before.ceiling
+    ceiling *= math.exp(_CEILING_STEP * (steps * slo.miss_share * taught - misses))
     if now - taught_at > _SILENT_S:
         share += max(0.0, _FIRST * slo.most_headroom - share) * dt / _FORGET_S
-    share = min(slo.most_headroom, max(_LEAST * slo.most_headroom, share))
-    missed_at = now if misses and not same else before.missed_at
-    return Headroom(share, before.since, missed_at, earlier + misses, taught_at)
+        ceiling += max(0.0, 1.0 - ceiling) * dt / _FORGET_S
+    return Headroom(
+        share=min(slo.most_headroom, max(_LEAST * slo.most_headroom, share)),
+        since=before.since,
+        missed_at=now if misses and not same else before.missed_at,
+        misses=earlier + misses,
+        taught_at=taught_at,
+        ceiling=min(1.0, max(_LEAST_CEILING, ceiling)),
+        near_at=near_at,
+    )
+
+
+def _nearness(times: RequestTimes, slo: SloConfig) -> float:
+    """To the target that the user came nearest to, as a share of it."""
+    pairs = ((times.ttft_s, slo.ttft_s), (_pace(times), slo.tpot_s))
+    return max((felt / target for felt, target in pairs if felt is not None and target is not None), default=0.0)
 
 
 def _pace(times: RequestTimes) -> float | None:

@@ -137,7 +137,7 @@ class UserLatency:
         self._ttft.append(at - started)
         self._ttft_seconds.observe(at - started)
         if engine_s is not None:
-            self.ways.add(at - started, engine_s)
+            self.ways.add(at - started - engine_s)
         return at
 
 

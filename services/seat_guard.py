@@ -74,9 +74,12 @@ def next_guard(
     idle: IdleSpeed,
     seats: int,
     weight: float = 1.0,
+    ceiling: float = 1.0,
 ) -> Guard:
     """The guard after `dt` seconds more, at `now` (monotonic); the engine has `seats`, a user counts as `weight`
-    rollouts, and users are near an edge beyond the share `headroom` of a target."""
+    rollouts, users are near an edge beyond the share `headroom` of a target, and the limit is at most the share
+    `ceiling` of the largest."""
+    guard = replace(guard, limit=min(guard.limit, ceiling * seats * weight))
     blamed = felt.beside and now >= guard.closed_until
     if not attained(slo, felt.ttft_s, felt.tpot_s):
         limit = _less(guard, felt, slo.decrease) if blamed else guard.limit
@@ -89,7 +92,7 @@ def next_guard(
     # a limit that nothing reaches proves nothing
     if felt.sequences + 1 < guard.limit or _pressure(lately, slo, idle) > headroom:
         return guard
-    return replace(guard, limit=min(seats * weight, guard.limit + slo.increase_per_s * seats * dt))
+    return replace(guard, limit=min(ceiling * seats * weight, guard.limit + slo.increase_per_s * seats * dt))
 
 
 def prefill_pace(slo: SloConfig, idle: IdleSpeed, *, seats: int, most: int) -> int:

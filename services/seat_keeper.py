@@ -84,7 +84,7 @@ class SeatKeeper:
         """What the engine does with one request alone, once that is known."""
         self._weight = UserWeight(self.idle, total)
         self._window = UserWindow(slo.window_s)
-        self._peak = RecentPeak(slo.window_s)
+        self._peak, self._limits = RecentPeak(slo.window_s), RecentPeak(slo.window_s)
         self._taken = TimeTaken()
         self._beside_at = -math.inf
         self._headroom, self._learned_under = first_headroom(slo, clock()), slo
@@ -206,7 +206,7 @@ class SeatKeeper:
             check_attainable(slo, self.idle)
         if slo != self._slo:
             self._window = UserWindow(slo.window_s)
-            self._peak = RecentPeak(slo.window_s)
+            self._peak, self._limits = RecentPeak(slo.window_s), RecentPeak(slo.window_s)
             if slo.guards:
                 self._learn_under(slo, harvest.user_reserve)
         self._harvest, self._slo = harvest, slo
@@ -256,8 +256,8 @@ class SeatKeeper:
     def _mind_steps(self, now: float, before: float) -> None:
         """What sequences add to those since the look `before`, and how much of their time rollouts took."""
         steps, begun = self._engine.step_log.take(), self.seats.begun
-        (users, rollouts), self._present = self._present, (self.users.held, self.seats.held)
-        users, rollouts = (sum(pair) / 2 for pair in zip((users, rollouts), self._present, strict=True))
+        earlier, self._present = self._present, (self.users.held, self.seats.held)
+        users, rollouts = (sum(pair) / 2 for pair in zip(earlier, self._present, strict=True))
         # those of a push are longer, whatever is in them
         if steps.count and self._still_until() < before and not self._arriving():
             self._weight.met(steps, users, rollouts)
@@ -297,6 +297,7 @@ class SeatKeeper:
             idle=self.idle,
             seats=self._total,
             weight=self._weight.value,
+            ceiling=self._headroom.ceiling,
         )
         self._phases = replace(self._phases, guard=guard)
         if was_open and now < guard.closed_until:
@@ -306,6 +307,7 @@ class SeatKeeper:
     def _learn(self, now: float, dt: float) -> None:
         """What users without rollouts beside them felt is not the rollouts' doing."""
         self._beside_at = now if self.seats.held else self._beside_at
+        self._limits.set(now, int(self._guard.limit))
         self._headroom = next_headroom(
             self._headroom,
             self._window.ended,
@@ -314,6 +316,7 @@ class SeatKeeper:
             beside_at=self._beside_at,
             added=self._added,
             slo=self._targets,
+            reached=min(1.0, self._limits.most(now, self._slo.window_s) / (self._total * self._weight.value)),
         )
 
     def _added(self, times: RequestTimes) -> Added:

@@ -13,8 +13,6 @@ class Felt:
     ttft_s: float
     tpot_s: float
     tokens: int
-    engine_s: float = 0.0
-    """Of `ttft_s`, from where the request reached the engine."""
 
 
 @dataclass(frozen=True, slots=True)

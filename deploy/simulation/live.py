@@ -129,6 +129,7 @@ class _Live:
         model = self._scene.model
         running = sum(len(replica.engine.running) for replica in self._replicas) / max(1, len(self._replicas))
         way_s = slowness * (model.door_s + model.door_sequence_s * running)
+        self._ways.add(way_s)
         if self._now + way_s < self._end:
             self._at(self._now + way_s, partial(self._arrive, user))
         else:
@@ -180,7 +181,6 @@ class _Live:
 
     def _answered(self, felt: Felt) -> None:
         self._count += 1
-        self._ways.add(felt.ttft_s, felt.engine_s)
         self._tokens += (felt.tokens - self._tokens) * max(1 / self._count, 1 / 32)
         if self._judged(felt.came_at, inside=attained(felt, self._scene.promise)):
             self._story.ttft_s.append(felt.ttft_s)

@@ -334,8 +334,7 @@ class Replica:
         user.seat.close()
         self._eyes.step_log.ended.add(user.times)
         made = user.sequence.made
-        tpot_s, engine_s = (now - user.first_at) / max(1, made - 1), user.first_at - user.arrived_at
-        self._answered(Felt(user.came_at, user.first_at - user.came_at, tpot_s, made, engine_s))
+        self._answered(Felt(user.came_at, user.first_at - user.came_at, (now - user.first_at) / max(1, made - 1), made))
 
     def _rollout_token(self, sitting: _Sitting, sequence: Sequence) -> None:
         rollout = sitting.rollout

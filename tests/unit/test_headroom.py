@@ -29,8 +29,9 @@ def after(
     dt: float = 0.0,
     slo: SloConfig = SLO,
     by: Added = ALL_OF_IT,
+    reached: float = 1.0,
 ) -> Headroom:
-    return next_headroom(before, ended, now, dt, beside_at=now, added=lambda _: by, slo=slo)
+    return next_headroom(before, ended, now, dt, beside_at=now, added=lambda _: by, slo=slo, reached=reached)
 
 
 @given(st.lists(st.lists(st.booleans(), max_size=40), max_size=40))
@@ -113,3 +114,31 @@ def test_many_users_a_second_do_not_outvote_those_who_miss() -> None:
         one_in_twenty = [user(ttft_s=2.0), *[user()] * 19]
         headroom = after(headroom, *one_in_twenty, now=10.0 + number / 10, dt=0.1)
     assert headroom.share == 0.4 * SLO.most_headroom
+
+
+def test_the_ceiling_falls_from_the_limit_at_which_users_missed_and_rises_slowly() -> None:
+    fallen = after(BEGIN, *[user(ttft_s=2.0)] * 3, reached=0.6)
+    assert fallen.ceiling == pytest.approx(0.6 * math.exp(-0.6), rel=0.02)
+    lower = after(fallen, user(ttft_s=2.0), now=13.0, reached=1.0)
+    assert lower.ceiling < fallen.ceiling
+    risen = after(fallen, *[user()] * 100, now=13.0)
+    assert risen.ceiling == pytest.approx(fallen.ceiling * math.exp(0.2 * SLO.miss_share * 100))
+    assert after(BEGIN, *[user()] * 100).ceiling == 1.0
+
+
+def test_where_nobody_comes_near_a_target_for_long_the_ceiling_rises_faster() -> None:
+    def risen(ttft_s: float) -> float:
+        headroom = Headroom(0.7, ceiling=0.3, near_at=10.0)
+        for number in range(60):
+            headroom = after(headroom, user(ttft_s=ttft_s, came=8.0 + number), now=11.0 + number)
+        return headroom.ceiling
+
+    assert risen(0.9) == pytest.approx(0.3 * math.exp(0.2 * SLO.miss_share * 60))
+    assert risen(0.5) == pytest.approx(0.3 * math.exp(0.2 * SLO.miss_share * (30 + 10 * 30)))
+
+
+def test_the_ceiling_is_forgotten_where_nobody_teaches_it() -> None:
+    headroom = Headroom(0.7, ceiling=0.2)
+    for number in range(6000):
+        headroom = after(headroom, now=10 + LOOK_S * number, dt=LOOK_S)
+    assert headroom.ceiling == pytest.approx(1 - 0.8 * math.exp(-1.9), abs=0.02)

@@ -195,3 +195,14 @@ def test_an_slo_that_the_idle_engine_cannot_meet_is_refused_with_both_values(slo
     assert str(IDLE.first_token_s if "ttft" in named else IDLE.token_s) in str(caught.value)
     check_attainable(SLO, IDLE)
     check_attainable(SloConfig(), IDLE)
+
+
+def test_the_limit_is_never_above_its_ceiling() -> None:
+    def after(limit: float, felt: Felt, weight: float = 1.0) -> float:
+        return next_guard(
+            Guard(limit), felt, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, seats=64, weight=weight, ceiling=0.5
+        ).limit
+
+    inside = a_look(sequences=99.0)
+    assert (after(60.0, inside), after(31.9, inside), after(60.0, inside, weight=1.5)) == (32.0, 32.0, 48.0)
+    assert after(60.0, a_look(step_s=1.0)) <= 0.9 * 32.0

@@ -20,27 +20,32 @@ def test_a_moment_in_which_the_gateway_stood_still_is_over_after_a_minute_or_wit
     ways = Ways(lambda: now[0])
     assert ways.seconds == 0.0
     for _ in range(30):
-        ways.add(2.0, 0.0)
+        ways.add(2.0)
     assert ways.seconds == 2.0
     now[0] = 50.0
     for _ in range(64):
-        ways.add(0.01, 0.0)
+        ways.add(0.01)
     assert ways.seconds == 0.01
     for _ in range(30):
-        ways.add(2.0, 0.0)
+        ways.add(2.0)
     now[0] = 120.0
     assert ways.seconds == 0.01
 
 
 def test_clocks_that_differ_a_little_make_no_way_that_takes_less_than_nothing() -> None:
     ways = Ways(lambda: 0.0)
-    ways.add(0.1, 0.2)
+    ways.add(-0.1)
     assert ways.seconds == 0.0
 
 
-def test_who_has_the_longest_way_need_not_have_the_slowest_step() -> None:
-    ways = Ways(lambda: 0.0)
-    for number in range(60):
-        way_s, engine_s = (0.05 if number % 10 == 0 else 0.01), (0.08 if number % 10 == 5 else 0.03)
-        ways.add(way_s + engine_s, engine_s)
-    assert ways.seconds == pytest.approx(0.01)
+def test_the_ways_of_a_crowd_say_nothing_of_the_first_user_long_after_it() -> None:
+    now = [0.0]
+    ways = Ways(lambda: now[0])
+    for _ in range(30):
+        ways.add(0.2)
+    now[0] = 590.0
+    assert ways.seconds == 0.2
+    now[0] = 3600.0
+    assert ways.seconds == 0.0
+    ways.add(0.01)
+    assert ways.seconds == 0.01
