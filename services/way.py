@@ -4,8 +4,8 @@ gateway: how long it takes of late --(header of a request)--> replica: the guard
 gateway: first token - engine's share  <--(mark in the event stream)-- replica: what the engine took of it
 
 Both measure spans of time by clocks of their own, so that no two clocks are compared. The way's own 95th percentile is
-more than the 95th percentile of whole first tokens has beyond that of the engine's parts: who has the longest way rarely
-has the slowest step. But some have both, and an SLO is missed by each of them.
+more than what whole first tokens' has beyond that of the engine's parts: who has the longest way rarely has the slowest
+step. But some have both, and each of them misses an SLO.
 """
 
 import math

@@ -128,13 +128,13 @@ def test_the_ceiling_falls_from_the_limit_at_which_users_missed_and_rises_slowly
 
 def test_where_nobody_comes_near_a_target_for_long_the_ceiling_rises_faster() -> None:
     def risen(ttft_s: float) -> float:
-        headroom = Headroom(0.7, ceiling=0.3, near_at=10.0)
+        headroom = Headroom(0.7, ceiling=0.2, near_at=10.0)
         for number in range(60):
             headroom = after(headroom, user(ttft_s=ttft_s, came=8.0 + number), now=11.0 + number)
         return headroom.ceiling
 
-    assert risen(0.9) == pytest.approx(0.3 * math.exp(0.2 * SLO.miss_share * 60))
-    assert risen(0.5) == pytest.approx(0.3 * math.exp(0.2 * SLO.miss_share * (30 + 10 * 30)))
+    assert risen(0.9) == pytest.approx(0.2 * math.exp(0.2 * SLO.miss_share * 60))
+    assert risen(0.5) == pytest.approx(0.2 * math.exp(0.2 * SLO.miss_share * (30 + 10 * 30)))
 
 
 def test_the_ceiling_is_forgotten_where_nobody_teaches_it() -> None:
