@@ -38,6 +38,7 @@ or many would outvote any miss."""
 _CEILING_STEP = 0.2
 """Of the logarithm, the same."""
 _LEAST_CEILING = 0.1
+"""Users who miss alone must not keep rollouts out for good: with a few seats they can be seen to do no harm."""
 _NEAR, _CALM_S, _CALM_STEPS = 0.8, 30.0, 10.0
 """Where for so long nobody came nearer to a target than that share of it, the ceiling is lower than it has to be."""
 _SILENT_S = 30.0
@@ -115,7 +116,8 @@ def next_headroom(
     share = before.share * math.exp(_STEP * (slo.miss_share * taught - misses))
     near_at = now if any(_nearness(times, slo) > _NEAR for times in met) else before.near_at
     steps = _CALM_STEPS if now - near_at > _CALM_S else 1.0
-    ceiling = min(before.ceiling, reached) if misses else before.ceiling
+    # as far as rollouts are to blame: a limit that has just begun to grow is no reason for a ceiling
+    ceiling = before.ceiling - min(1.0, misses) * max(0.0, before.ceiling - reached)
     ceiling *= math.exp(_CEILING_STEP * (steps * slo.miss_share * taught - misses))
     if now - taught_at > _SILENT_S:
         share += max(0.0, _FIRST * slo.most_headroom - share) * dt / _FORGET_S

@@ -37,6 +37,7 @@ from lend.plot import draw
 from lend.session import LendSession, Plan, lend_session
 from plan_arguments import add_numbers, with_numbers
 from random_policy import filler_tokenizer, random_policy
+from same_plan import check_same_plan
 
 ARMS = ("users", "lending", "reclaim", "static")
 _CACHE = Path("runs/.cache")
@@ -61,6 +62,10 @@ def main() -> None:
     if arguments.resume:
         figures |= _measured(out / "lend.json", figures["plan"])
     if arguments.capacity is not None:
+        if figures["days"] and figures["capacity"]["rate"] != arguments.capacity:
+            raise SystemExit(
+                f"--capacity {arguments.capacity}: the days kept by --resume are of {figures['capacity']['rate']}"
+            )
         figures["capacity"] = {"rate": arguments.capacity, "probes": []}
     # the arm without rollouts comes first: what another leaves in the queue would be work for lent replicas
     wanted = [arm for arm in ARMS if arm in (arguments.arms or ARMS)]
@@ -78,13 +83,11 @@ def main() -> None:
 
 
 def _measured(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
-    """What a run that was ended left, of the same plan."""
+    """What a run that was ended left. Raises ValueError where it had another plan."""
     if not path.exists():
         return {}
     earlier = json.loads(path.read_text())
-    if other := [name for name in plan if earlier["plan"].get(name) != plan[name]]:
-        words = ", ".join(f"plan.{name}={earlier['plan'].get(name)}, this run {plan[name]}" for name in other)
-        raise SystemExit(f"{path} has {words}; without --resume all is measured again")
+    check_same_plan(path, earlier["plan"], plan, plan)
     return {name: earlier[name] for name in _KEPT if name in earlier}
 
 

@@ -126,6 +126,11 @@ def test_the_ceiling_falls_from_the_limit_at_which_users_missed_and_rises_slowly
     assert after(BEGIN, *[user()] * 100).ceiling == 1.0
 
 
+def test_a_miss_that_rollouts_hardly_caused_hardly_lowers_the_ceiling_however_low_the_limit_was() -> None:
+    hardly = after(BEGIN, user(ttft_s=2.0), by=Added(ttft_s=0.05, tpot_s=0.0), reached=0.1)
+    assert 0.9 < hardly.ceiling < 1.0
+
+
 def test_where_nobody_comes_near_a_target_for_long_the_ceiling_rises_faster() -> None:
     def risen(ttft_s: float) -> float:
         headroom = Headroom(0.7, ceiling=0.2, near_at=10.0)

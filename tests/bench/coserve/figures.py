@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.json_file import write_json
+from tests.bench.same_plan import check_same_plan
 
 from .measure import Seen
 
@@ -28,7 +29,7 @@ class Figures:
         self.content: dict[str, Any] = {**head, "cells": {}, "comparison": {}}
         if resume and path.exists():
             earlier = json.loads(path.read_text())
-            _check_same(path, earlier["plan"], head["plan"])
+            check_same_plan(path, earlier["plan"], head["plan"], _SAME)
             self.content |= {name: earlier[name] for name in _KEPT if name in earlier}
 
     @property
@@ -73,10 +74,3 @@ def _detail(seen: Seen) -> dict[str, Any]:
             for push in seen.pushes
         ],
     }
-
-
-def _check_same(path: Path, earlier: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
-    other = [name for name in _SAME if earlier.get(name) != plan[name]]
-    if other:
-        words = ", ".join(f"plan.{name}={earlier.get(name)}, this run {plan[name]}" for name in other)
-        raise ValueError(f"{path} has {words}; without --resume all is measured again")
