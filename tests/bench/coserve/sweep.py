@@ -14,16 +14,20 @@ class Sweep:
     broke: int | None = None
     """Fewest that broke it."""
     width: int = 2
-    """`broke - kept` at which the search ends."""
+    """`broke - kept` at which the search ends, or at `finest` of `kept`, where that is more."""
+    finest: float = 0.2
+    """By a fifth more seats rollouts harvest less than a fifth more, the less the more of them there are."""
 
     def seats(self) -> int | None:
         """The next ones to measure; None when it is over.
 
         >>> Sweep(32).seats(), Sweep(32, kept=16).seats(), Sweep(32, kept=16, broke=18).seats()
         (16, 24, None)
+        >>> Sweep(32, kept=24).seats(), Sweep(32, kept=28).seats(), Sweep(32, kept=4, broke=8).seats()
+        (28, None, 6)
         """
         end = self.most + 1 if self.broke is None else self.broke
-        return (self.kept + end) // 2 if end - self.kept > self.width else None
+        return (self.kept + end) // 2 if end - self.kept > max(self.width, self.finest * self.kept) else None
 
     def after(self, seats: int, *, kept: bool) -> "Sweep":
         """With the outcome of one measurement."""
