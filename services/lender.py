@@ -217,7 +217,7 @@ def _of(replicas: Collection[str], times: Mapping[str, float]) -> dict[str, floa
 def _lead_s(wish_s: float) -> float:
     """How long a leader that says nothing is waited for.
 
-    >>> [_lead_s(wish_s) for wish_s in (1.0, 9.0, 600.0)]
+    >>> [_lead_s(wish_s) for wish_s in (3.0, 9.0, 600.0)]
     [1.0, 3.0, 5.0]
     """
     return min(_LEADS_MOST_S, max(2 * _TICK_S, wish_s * _LEADS))
