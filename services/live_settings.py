@@ -19,7 +19,7 @@ _LIVE: Mapping[str, frozenset[str]] = {
 def reconfigured(config: FleetConfig, changes: Mapping[str, Mapping[str, Any] | None]) -> FleetConfig:
     """`config` with other settings of how rollouts share the engines.
 
-    Raises ValueError, in one line, for a setting that needs a restart, or a value that the configuration would not take.
+    Raises ValueError, of one line, for a setting that needs a restart or a value that the configuration would not take.
     """
     # a key of YAML with nothing below it is None
     given: dict[str, Any] = {section: {} if settings is None else settings for section, settings in changes.items()}
