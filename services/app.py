@@ -14,10 +14,11 @@ import services
 from rollout.errors import ConfigError
 from services.config import AutoscalingConfig, FleetConfig
 from services.engine_arguments import engine_arguments
+from services.settings_errors import described
 from services.twins import check_twins
 from services.user_adapter import check_user_adapter
 
-_MAX_ONGOING = 1024
+_FEWEST_ONGOING = 1024
 _ROUTER = {
     "request_router_class": "services.role_router.RoleRouter",
     "request_routing_stats_period_s": 0.5,
@@ -47,7 +48,7 @@ def validated(args: dict[str, Any]) -> FleetConfig:
     try:
         config = FleetConfig.model_validate(args)
     except ValidationError as error:
-        raise ConfigError(_described(error)) from None
+        raise ConfigError(described(error)) from None
     if not (config.model.path / "config.json").is_file():
         raise ConfigError(f"model.path={config.model.path} is no Hugging Face directory: it has no config.json")
     if config.lends:
@@ -58,13 +59,6 @@ def validated(args: dict[str, Any]) -> FleetConfig:
         raise ConfigError("redis.url is not set: start the fleet with `nightshift serve`, or give an address")
     check_user_adapter(config.sharing)
     return config
-
-
-def _described(error: ValidationError) -> str:
-    """The first thing wrong, without what was given: it may hold tokens or a password, and Serve logs the message."""
-    first = error.errors(include_input=False, include_url=False)[0]
-    field = ".".join(str(part) for part in first["loc"]) or "args"
-    return f"{field}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def llm_config(config: FleetConfig) -> LLMConfig:
@@ -91,11 +85,21 @@ def _deployment_options(config: FleetConfig) -> dict[str, Any]:
         "autoscaling_config": autoscaling(
             config.autoscaling, min_serving=config.lending.min_serving if config.lends else 0
         ),
-        "max_ongoing_requests": _MAX_ONGOING,
+        "max_ongoing_requests": most_ongoing(config.engine.max_num_seqs),
         "graceful_shutdown_timeout_s": config.autoscaling.drain_s,
         "health_check_period_s": _HEALTH_CHECK_PERIOD_S,
         "ray_actor_options": {"num_cpus": 0 if config.engine.device == "cpu" else config.engine.cpus},
     }
+
+
+def most_ongoing(seats: int) -> int:
+    """Requests that a replica takes at once: those beyond its seats wait in the engine, where a user goes before
+    rollouts.
+
+    >>> most_ongoing(64), most_ongoing(4096)
+    (1024, 8192)
+    """
+    return max(_FEWEST_ONGOING, 2 * seats)
 
 
 def autoscaling(scaling: AutoscalingConfig, *, min_serving: int = 0) -> dict[str, Any]:

@@ -38,6 +38,10 @@ _TAKEN = {
 own value: users before rollouts and what they feel, logprobs of the distribution that sampled, pushes into the
 workers, adapters that stay until their last request ended, an engine's count of its steps."""
 
+_PUSH_PAUSES_AND_CHECKS, _BESIDE_S = 2, 7.0
+"""Of a push under way when its replica is called back: what `push.watchdog_s` bounds (the preparation is given up), and
+the most seconds that it waits besides, for rollouts that step aside and for users' first tokens."""
+
 
 class EngineConfig(Settings):
     """One vLLM engine."""
@@ -114,6 +118,17 @@ class HarvestConfig(Settings):
     give_back_s: float = Field(default=2.0, gt=0, le=3600)
     """A leased group that has no seat for so long, because users need them, is left to other replicas."""
     purposes: tuple[Literal["eval", "train", "collect"], ...] = ("eval", "train", "collect")
+    """Of the groups that are leased, in this order."""
+
+    @field_validator("purposes")
+    @classmethod
+    def _some(cls, purposes: tuple[str, ...]) -> tuple[str, ...]:
+        if not purposes:
+            raise ValueError(
+                "harvest.purposes=[] leaves rollouts that are accepted to no replica; name one of eval, train and"
+                " collect at least (harvest.max_seats=0 stops the harvest, where sharing.mode is not lend)"
+            )
+        return purposes
 
 
 class SharingConfig(Settings):
@@ -304,6 +319,13 @@ class FleetOptions(Settings):
             return self
         if self.lending.production is None:
             raise ValueError("sharing.mode=lend needs lending.production.path, the model that users are served")
+        watchdog_s, reclaim_s = self.push.watchdog_s, self.lending.reclaim_s
+        if reclaim_s < (most_s := _PUSH_PAUSES_AND_CHECKS * watchdog_s + _BESIDE_S):
+            raise ValueError(
+                f"lending.reclaim_s={reclaim_s:g} is less than the {most_s:g} s that a push may take which is under way"
+                f" when its replica is called back (twice push.watchdog_s={watchdog_s:g}, and {_BESIDE_S:g}): the"
+                " replica would be ended"
+            )
         serving, most = self.lending.min_serving, self.autoscaling.max_replicas
         if serving >= most:
             raise ValueError(f"lending.min_serving={serving} leaves none of autoscaling.max_replicas={most} to lend")

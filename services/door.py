@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from rollout.board import ReplicaRole
-from services.engine_faults import faults_reported
+from services.engine_faults import faults_reported, is_fault
 from services.role_router import NotServing
 from services.stream_marks import begun, ended, is_last
 from services.user_load import Answer
@@ -33,8 +33,8 @@ class House(Protocol):
         """A user's request, from its arrival to its end."""
         ...
 
-    def answered(self) -> None:
-        """A user has an item of an answer."""
+    def answered(self, first_at: float) -> None:
+        """A user's request got its first token then, monotonic seconds."""
         ...
 
     def failed(self) -> None:
@@ -59,9 +59,8 @@ async def admitted(
     first = True
     with house.request(seats) as answer:
         async for item in faults_reported(await begin(), house.failed):
-            house.answered()
             answer.got(item)
-            marked = begun(item, _first_token_s(times())) if first else item
+            marked = _begun(house, item, times()) if first else item
             if is_last(item) and (tokens := [sequence.tokens for sequence in times()]):
                 answer.tokens = sum(tokens)
                 marked = ended(marked, max(tokens))
@@ -70,6 +69,9 @@ async def admitted(
         answer.finished = True
 
 
-def _first_token_s(times: Sequence[RequestTimes]) -> float | None:
-    """None where the engine says nothing of it."""
-    return min((one.ttft_s for one in times if one.ttft_s is not None), default=None)
+def _begun(house: House, item: Any, times: Sequence[RequestTimes]) -> Any:
+    """The first item, marked; an answer that does not stream is of one item, long after its first token."""
+    answered = [one for one in times if one.first is not None]
+    if answered and not is_fault(item):
+        house.answered(min(one.first for one in answered if one.first is not None))
+    return begun(item, min((one.ttft_s for one in answered if one.ttft_s is not None), default=None))

@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 import structlog
@@ -34,6 +35,7 @@ from services.gateway_app import build_app
 from services.gateway_parts import assemble
 from services.lender import Lender
 from services.logs import plain_logs
+from services.recall import Recall
 from services.refusals import REFUSALS
 from services.role_router import NotServing
 from services.tokenizer import HuggingFaceTokenizer
@@ -55,9 +57,12 @@ class EngineBackend:
         self,
         ingress: OpenAiIngress,
         model_cards: Mapping[str, Any],
+        recall: Recall | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """With `recall` replicas are lent, and requests wait for one where none takes users."""
         self._ingress = ingress
+        self._recall = recall
         self._sleep = sleep
         self._cards = {name: card.model_dump(mode="json") for name, card in model_cards.items()}
 
@@ -72,16 +77,29 @@ class EngineBackend:
 
     async def _call(self, verb: str, kind: Any, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
         typed = _typed(kind, body)
-        for wait_s in (*_TRY_AGAIN_S, None):
+        came, waits = time.monotonic(), iter(_TRY_AGAIN_S)
+        while True:
+            asked_at = time.monotonic()
             try:
                 return await self._answer(verb, typed, headers)
             except NotServing as refusal:
+                log.info("refused", refusal=str(refusal))
+                others = not _left_out(refusal.replica, asked_at)
                 REFUSALS.add(refusal.replica)
-                log.info("refused", refusal=str(refusal), asked_again_in_s=wait_s)
-            if wait_s is not None:
-                await self._sleep(wait_s)
-        message = "no replica that was asked takes users at the moment; try again"
-        raise ApiError(503, message, code="no_replica_serves", headers={"Retry-After": "1"})
+            if not await self._recalled(came, others=others):
+                await self._sleep(_next(waits))
+
+    async def _recalled(self, came: float, *, others: bool) -> bool:
+        """Whether there is somebody to ask now, after the wait for one to come back where there are no `others`."""
+        if self._recall is None:
+            return False
+        if others:
+            return True
+        self._recall.call()
+        if not self._recall.worth(waited_s := time.monotonic() - came):
+            return False
+        await self._recall.served(waited_s)
+        return True
 
     async def _answer(self, verb: str, typed: Any, headers: Mapping[str, str]) -> Response:
         """What one replica answers. Raises NotServing before the first byte, ApiError."""
@@ -99,6 +117,20 @@ class EngineBackend:
             log.warning("engine_gone", error=repr(error))
             raise _engine_gone() from None
         return response
+
+
+def _left_out(replica: str, asked_at: float) -> bool:
+    """Whether a replica had refused when it was asked and was still left out: the router knew of nobody else."""
+    since = REFUSALS.since(replica)
+    return since is not None and since <= asked_at
+
+
+def _next(waits: Iterator[float]) -> float:
+    """Seconds. Raises ApiError where there are no more."""
+    if (wait_s := next(waits, None)) is not None:
+        return wait_s
+    message = "no replica that was asked takes users at the moment; try again"
+    raise ApiError(503, message, code="no_replica_serves", headers={"Retry-After": "1"})
 
 
 def _typed(kind: Any, body: Mapping[str, Any]) -> Any:
@@ -160,21 +192,23 @@ class Gateway(OpenAiIngress):  # type: ignore[misc]
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""
+        recall = Recall(self._fleet.lending.reclaim_s) if self._fleet.lends else None
         parts = assemble(
             self._fleet,
             board=self._board,
             queue=self._queue,
-            backend=EngineBackend(self, self._model_cards),
+            backend=EngineBackend(self, self._model_cards, recall),
             tokenizer=HuggingFaceTokenizer(self._fleet.model.path),
             durability=self._durability,
         )
-        if self._fleet.lends:
+        if recall is not None:
             lender = Lender(
                 self._fleet,
                 board=self._board,
                 wishes=RedisWishes(self._store),
                 queue=self._queue,
                 in_flight=lambda: parts.users.running,
+                recall=recall,
             )
             self._lender = asyncio.create_task(lender.run())
         log.info("gateway ready", fleet=self._fleet.fleet, run=self._fleet.run, durability=self._durability)

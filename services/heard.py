@@ -1,6 +1,7 @@
 """Which replicas still speak: what one said last stays on the board for a while after its end."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 from rollout.board import Heartbeat
 
@@ -22,4 +23,12 @@ class Heard:
             else (beat.sent_at, now)
             for beat in beats
         }
+        return self._silent(now)
+
+    def doubt(self, replicas: Iterable[str], now: float) -> frozenset[str]:
+        """The silent ones, if these are so until something new is heard of them."""
+        self._newest |= {r: (self._newest[r][0], -math.inf) for r in replicas if r in self._newest}
+        return self._silent(now)
+
+    def _silent(self, now: float) -> frozenset[str]:
         return frozenset(replica for replica, (_, at) in self._newest.items() if now - at > self._silent_s)

@@ -30,6 +30,7 @@ from services.heard import Heard
 from services.lending import Lending, Price, Situation, Terms, decide
 from services.lending_price import Meter
 from services.purposes import leasable
+from services.recall import Recall
 
 _TICK_S = 0.5
 _QUEUES_S = 5.0
@@ -61,6 +62,7 @@ class Lender:
         wishes: Wishes,
         queue: Callable[[str], RolloutQueue],
         in_flight: Callable[[], int],
+        recall: Recall,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -72,6 +74,7 @@ class Lender:
         self._wishes = wishes
         self._queue = queue
         self._in_flight = in_flight
+        self._recall = recall
         self._clock, self._wall = clock, wall
         self._holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._zone = ZoneInfo(config.lending.time_zone)
@@ -99,18 +102,19 @@ class Lender:
                 _log.warning("not_decided", error=repr(error))
             except Exception:  # users are served without it too
                 _log.exception("not_decided")
-            await asyncio.sleep(_TICK_S)
+            await self._recall.called(_TICK_S)
 
     async def tick(self) -> None:
         """One look, one decision. Raises StoreUnavailable, and Fenced where another gateway has the lead now."""
         now, wall = self._clock(), self._wall()
+        called = self._recall.take()
         try:
             beats = await self._board.replicas(self._config.fleet)
         except StoreUnavailable:
             self._forecast.observe(now, self._in_flight(), wall=wall)
             self._heard = Heard(_SILENT_S)  # whose silence it was is not known
             raise
-        silent = self._heard.silent(beats, now)
+        silent = self._silent(beats, now, unreached=called)
         self._forecast.observe(now, max(self._in_flight(), _sequences(beats, silent)), wall=wall)
         epoch = await self._wishes.lead(self._config.fleet, self._holder, ttl_s=_lead_s(self._lending.wish_s))
         if epoch is None:
@@ -129,6 +133,18 @@ class Lender:
         self._choose(beats, silent, situation, now)
         wish = Wish(epoch, self.lent, dict(self._decided_at))
         await self._wishes.wish(self._config.fleet, wish, ttl_s=self._lending.wish_s)
+
+    def _silent(self, beats: Sequence[Heartbeat], now: float, *, unreached: bool) -> frozenset[str]:
+        """Those that are not heard of; requests that wait learn who is. `unreached`: users find nobody who serves."""
+        silent = self._heard.silent(beats, now)
+        if unreached:  # whoever served has ended just now, or speaks again within a second
+            silent = self._heard.doubt((beat.replica for beat in beats if beat.role is ReplicaRole.SERVING), now)
+        able = _able(beats)
+        self._recall.seen(
+            serves=any(_serves(beat, silent) for beat in able),
+            returns=any(beat.role is not ReplicaRole.SERVING for beat in able),
+        )
+        return silent
 
     async def _take_over(self, now: float) -> None:
         """What an earlier leader lent stays lent, as long as its wish lasts and users can spare it."""
@@ -217,7 +233,7 @@ def _of(replicas: Collection[str], times: Mapping[str, float]) -> dict[str, floa
 def _lead_s(wish_s: float) -> float:
     """How long a leader that says nothing is waited for.
 
-    >>> [_lead_s(wish_s) for wish_s in (1.0, 9.0, 600.0)]
+    >>> [_lead_s(wish_s) for wish_s in (3.0, 9.0, 600.0)]
     [1.0, 3.0, 5.0]
     """
     return min(_LEADS_MOST_S, max(2 * _TICK_S, wish_s * _LEADS))

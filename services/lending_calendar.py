@@ -6,7 +6,7 @@ Windows may not overlap, so that one number holds at any time.
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, time, timedelta
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from rollout.config import Settings
 from services.autoscaling.windows import DAYS, Day, Window, minute_of
@@ -19,7 +19,7 @@ class LendWindow(Settings):
     start: time
     """Of the wall clock, such as "22:00"."""
     end: time
-    """Not included; at or before `start` it is of the next day."""
+    """Not included; before `start` it is of the next day."""
     replicas: int = Field(ge=1, le=1024)
     """Most that may be lent at once."""
 
@@ -37,6 +37,11 @@ class LendWindow(Settings):
         if at.tzinfo is not None or at.second or at.microsecond:
             raise ValueError(f"{at.isoformat()}: give hours and minutes alone; the zone is that of lending.time_zone")
         return at
+
+    @model_validator(mode="after")
+    def _of_some_length(self) -> "LendWindow":
+        _ = self.window  # which refuses one that begins when it ends
+        return self
 
     @property
     def window(self) -> Window:

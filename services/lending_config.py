@@ -45,8 +45,9 @@ class LendingConfig(Settings):
     rest_s: float = Field(default=60.0, ge=0)
     """A replica that could not be lent is left alone for so long, and twice as long each further time in a row, up to
     32 times that."""
-    wish_s: float = Field(default=10.0, ge=1, le=600)
-    """A lent replica that hears nothing of the gateway's decision for so long goes back to users."""
+    wish_s: float = Field(default=10.0, ge=3, le=600)
+    """A lent replica that hears nothing of the gateway's decision for so long goes back to users. The gateway decides
+    twice a second, and one answer of Redis may be two seconds late."""
     poll_s: float = Field(default=0.05, gt=0, le=10)
 
     @model_validator(mode="after")

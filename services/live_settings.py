@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from services.config import FleetConfig
+from services.settings_errors import described
 from services.slo import SloConfig
 
 _LIVE: Mapping[str, frozenset[str]] = {
@@ -16,7 +19,7 @@ _LIVE: Mapping[str, frozenset[str]] = {
 def reconfigured(config: FleetConfig, changes: Mapping[str, Mapping[str, Any] | None]) -> FleetConfig:
     """`config` with other settings of how rollouts share the engines.
 
-    Raises ValueError for a setting that needs a restart, or a value that the configuration would not take.
+    Raises ValueError, of one line, for a setting that needs a restart or a value that the configuration would not take.
     """
     # a key of YAML with nothing below it is None
     given: dict[str, Any] = {section: {} if settings is None else settings for section, settings in changes.items()}
@@ -26,7 +29,10 @@ def reconfigured(config: FleetConfig, changes: Mapping[str, Mapping[str, Any] | 
         if fixed := sorted(str(name) for name in set(settings) - _LIVE[section]):
             raise ValueError(f"{section}.{fixed[0]} cannot change while replicas run; {_live_names()} can")
     values = config.model_dump()
-    return FleetConfig.model_validate(values | {name: values[name] | dict(given[name]) for name in given})
+    try:
+        return FleetConfig.model_validate(values | {name: values[name] | dict(given[name]) for name in given})
+    except ValidationError as error:
+        raise ValueError(described(error, whole="user_config")) from None
 
 
 def _live_names() -> str:

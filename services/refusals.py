@@ -6,9 +6,16 @@ module's functions name there. A copy would never hear of a refusal.
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 STALE_S = 2.0
 """Longest that a changed role takes to a router: it is asked for every 0.5 s, and passed on by the controller."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    since: float
+    until: float
 
 
 class Refusals:
@@ -16,14 +23,25 @@ class Refusals:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._until: dict[str, float] = {}
+        self._known: dict[str, _Refused] = {}
 
     def add(self, replica: str) -> None:
-        self._until = {r: until for r, until in self._until.items() if until > self._clock()}
-        self._until = {**self._until, replica: self._clock() + STALE_S}
+        now = self._clock()
+        known = {r: refused for r, refused in self._known.items() if refused.until > now}
+        since = known[replica].since if replica in known else now
+        self._known = {**known, replica: _Refused(since, now + STALE_S)}
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._known = {}
+
+    def since(self, replica: str) -> float | None:
+        """When it first refused of the times for which it is left out now, by the clock; None where it is not."""
+        refused = self._known.get(replica)
+        return refused.since if refused is not None and refused.until > self._clock() else None
 
     def __contains__(self, replica: str) -> bool:
-        return self._until.get(replica, 0.0) > self._clock()
+        return self.since(replica) is not None
 
 
 REFUSALS = Refusals()

@@ -280,10 +280,10 @@ class Replica:
         with self.users.hold(sequences), self._load.request(sequences) as answer:
             yield answer
 
-    def answered(self) -> None:
-        """A user has an item of an answer."""
+    def answered(self, first_at: float) -> None:
+        """A user's request got its first token then, monotonic seconds."""
         if self.roles is not None:
-            self.roles.log.first_token()
+            self.roles.log.first_token(first_at)
 
     def failed(self) -> None:
         """The engine failed a user's request."""

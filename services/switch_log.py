@@ -27,7 +27,8 @@ class SwitchLog:
         self._wall, self._clock = wall, clock
         self._kept: deque[_Switch] = deque(maxlen=_KEPT)
         self._running: _Switch | None = None
-        self._unserved: _Switch | None = None
+        self._reclaimed: _Switch | None = None
+        """Of users, who are back since then."""
         self.ended = dict.fromkeys(ReplicaRole, 0)
         """How often each role was reached."""
 
@@ -46,7 +47,7 @@ class SwitchLog:
     def mark(self, part: str) -> None:
         """The part of the running switch has ended."""
         if self._running is not None:
-            self._running.parts[part] = self._after(self._running)
+            self._running.parts[part] = self._after(self._running, self._clock())
 
     def cut(self, tokens: int) -> None:
         """So many more were cut for the running switch."""
@@ -61,18 +62,18 @@ class SwitchLog:
         self._kept.append(ended)
         if not rehearsed:
             self.ended[ended.to] += 1
-            self._unserved = ended if ended.to is ReplicaRole.SERVING else None
+            self._reclaimed = ended if ended.to is ReplicaRole.SERVING else None
 
     def drop(self) -> None:
         """The role is not reached."""
         self._running = None
 
-    def first_token(self) -> None:
-        """A user has one; only the first after a reclaim counts."""
-        if (switch := self._unserved) is not None:
-            switch.parts["first_token"] = self._after(switch)
-            self._unserved = None
+    def first_token(self, at: float) -> None:
+        """A user got one then, by the clock; the first after a reclaim counts, which may be told after others."""
+        if (switch := self._reclaimed) is not None:
+            after = self._after(switch, at)
+            switch.parts["first_token"] = min(after, switch.parts.get("first_token", after))
 
-    def _after(self, switch: _Switch) -> float:
+    def _after(self, switch: _Switch, at: float) -> float:
         """Seconds since the decision."""
-        return switch.parts["seen"] + self._clock() - switch.seen_at
+        return switch.parts["seen"] + at - switch.seen_at

@@ -15,6 +15,7 @@ Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAY = 24 * 60
 _WEEK = len(DAYS) * _DAY
+_ALL_DAY = "all day is 00:00-12:00 and 12:00-00:00"
 _FORM = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 
 
@@ -26,6 +27,11 @@ class Window:
     end: int
     days: tuple[Day, ...] = DAYS
     """On which it begins."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for one that might be nothing or a whole day."""
+        if self.start == self.end:
+            raise ValueError(f"window {self} begins and ends at the same minute; {_ALL_DAY}")
 
     @property
     def starts(self) -> list[int]:
@@ -44,7 +50,7 @@ class Window:
 
     @property
     def _length(self) -> int:
-        return (self.end - self.start) % _DAY or _DAY
+        return (self.end - self.start) % _DAY
 
 
 def window(text: str) -> Window:
@@ -57,10 +63,7 @@ def window(text: str) -> Window:
     if (found := _FORM.fullmatch(text)) is None:
         raise ValueError(f"{text!r} is no window of the day; expected HH:MM-HH:MM, such as 22:00-06:00")
     hours = [int(part) for part in found.groups()]
-    start, end = hours[0] * 60 + hours[1], hours[2] * 60 + hours[3]
-    if start == end:
-        raise ValueError(f"window {text!r} begins and ends at the same minute; all day is 00:00-12:00 and 12:00-00:00")
-    return Window(start, end)
+    return Window(hours[0] * 60 + hours[1], hours[2] * 60 + hours[3])
 
 
 def overlapping(windows: Sequence[Window]) -> tuple[Window, Window] | None:

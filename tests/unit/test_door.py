@@ -40,8 +40,8 @@ class House:
             self.answers.append(Answer())
             yield self.answers[-1]
 
-    def answered(self) -> None:
-        self.told.append("answered")
+    def answered(self, first_at: float) -> None:
+        self.told.append(f"answered at {first_at}")
 
     def failed(self) -> None:
         self.told.append("failed")
@@ -67,7 +67,7 @@ async def test_a_request_holds_its_seats_from_its_arrival_to_its_end() -> None:
     stream = admitted(house, engine.begin, 3, name="x")
     assert (house.seats.held, await anext(stream), house.seats.held) == (0, "data: a\n\n", 3)
     assert [item async for item in stream] == ["data: b\n\n"]
-    assert (house.seats.held, house.answers, house.told) == (0, [Answer(2, finished=True)], ["answered"] * 2)
+    assert (house.seats.held, house.answers, house.told) == (0, [Answer(2, finished=True)], [])
 
 
 async def test_an_event_stream_says_what_the_engine_took_and_how_many_tokens_it_has() -> None:
@@ -81,12 +81,19 @@ async def test_an_event_stream_says_what_the_engine_took_and_how_many_tokens_it_
     assert house.answers == [Answer(12, finished=True)], "not its events"
 
 
+async def test_a_user_has_a_first_token_when_the_engine_says_so_and_not_with_the_first_item() -> None:
+    house, engine = House(), Engine("a whole answer, ten seconds later", "data: b\n\n")
+    times = [RequestTimes(1.0, 1.5, 11.0, 7), RequestTimes(1.0, 1.25, 11.0, 5), RequestTimes(1.0, None, None, 0)]
+    assert len([item async for item in admitted(house, engine.begin, 1, name="x", times=lambda: times)]) == 2
+    assert house.told == ["answered at 1.25"]
+
+
 async def test_who_leaves_early_gives_the_seats_back_and_is_no_failure() -> None:
     house, engine = House(), Engine("data: a\n\n", "data: b\n\n")
     stream = admitted(house, engine.begin, 1, name="x")
     await anext(stream)
     await stream.aclose()
-    assert (house.seats.held, house.answers, house.told) == (0, [Answer(1)], ["answered"])
+    assert (house.seats.held, house.answers, house.told) == (0, [Answer(1)], [])
 
 
 @pytest.mark.parametrize("role", [ReplicaRole.DRAINING, ReplicaRole.ROLLOUT, ReplicaRole.RECLAIMING])
@@ -104,7 +111,8 @@ async def test_a_dead_engine_is_asked_nothing_and_another_replica_may_be() -> No
     assert (refused.value.replica, engine.asked, house.answers) == ("serves-name", 0, [])
 
 
-async def test_an_answer_that_the_engine_fails_is_told_once() -> None:
+async def test_an_answer_that_the_engine_fails_is_told_once_and_is_no_first_token() -> None:
     house, engine = House(), Engine(FAULT)
-    assert [item async for item in admitted(house, engine.begin, 1, name="x")] == [FAULT]
-    assert house.told == ["answered", "failed"]
+    times = [RequestTimes(1.0, 1.25, 2.0, 5)]
+    assert [item async for item in admitted(house, engine.begin, 1, name="x", times=lambda: times)] == [FAULT]
+    assert house.told == ["failed"]

@@ -20,3 +20,11 @@ def test_one_that_left_the_board_begins_anew() -> None:
     heard.silent([beat], 100.0)
     heard.silent([], 102.0)
     assert heard.silent([beat], 104.0) == frozenset()
+
+
+def test_one_that_is_doubted_is_silent_until_it_says_something_new() -> None:
+    heard, beat = Heard(3.0), replace(heartbeat("a"), sent_at=1.0)
+    heard.silent([beat], 100.0)
+    assert heard.doubt(["a", "unknown"], 100.0) == {"a"}
+    assert heard.silent([beat], 100.5) == {"a"}
+    assert heard.silent([replace(beat, sent_at=2.0)], 101.0) == frozenset()

@@ -1,6 +1,8 @@
 """The gateway's loop that lends: whom it chooses, what it measures, and that an epoch change does not call all back."""
 
+import asyncio
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +18,9 @@ from services.config import FleetConfig
 from services.lender import Lender, chosen
 from services.lending import Price
 from services.lending_price import Meter
+from services.recall import Recall
 from tests.queue_records import a_request
-from tests.unit.gateway_kit import BoardStub, heartbeat
+from tests.unit.gateway_kit import BoardStub, heartbeat, until
 
 EXPECTED = Price(tokens_per_s=100, switch_s=30)
 
@@ -75,6 +78,7 @@ class Stand:
         self.queues = {run: MemoryQueue(run, QueueLimits()) for run in ("default", "killed")}
         self.board.known_runs = list(self.queues)
         self.queue = self.queues["default"]
+        self.recall = Recall(120.0)
         self.lender = self.gateway()
 
     def gateway(self) -> Lender:
@@ -84,6 +88,7 @@ class Stand:
             wishes=self.wishes,
             queue=self.queues.__getitem__,
             in_flight=lambda: self.users,
+            recall=self.recall,
             clock=lambda: self.now,
             wall=lambda: self.now + self.set_by,
         )
@@ -266,6 +271,69 @@ async def test_lent_ones_are_called_back_when_one_that_serves_falls_silent() -> 
     stand.silent = {"b"}
     assert await stand.pass_time(3) == 1
     assert await stand.pass_time(2) == 0
+
+
+async def test_lent_ones_are_called_back_in_the_same_look_where_users_reach_none_that_serves() -> None:
+    stand = await a_stand(quiet_s=0, lend_after_s=0)
+    stand.board.replicas_alive = [beat(name) for name in "abc"]
+    assert await stand.pass_time(5) == 2
+    lent = stand.lender.lent
+    (serving,) = set("abc") - lent
+    stand.board.replicas_alive = [beat(r, ReplicaRole.ROLLOUT, seats_rollouts=8) for r in lent] + [beat(serving)]
+    await stand.pass_time(1)
+    stand.silent = {serving}  # killed after a heartbeat that nobody has seen yet
+    stand.recall.call()
+    await stand.lender.tick()
+    assert len(stand.lender.lent) == 1, "one is enough"
+    assert await stand.pass_time(30) == 1
+
+
+async def test_one_that_speaks_again_after_users_found_nobody_is_counted_again() -> None:
+    stand = await a_stand(quiet_s=0, lend_after_s=0)
+    stand.board.replicas_alive = [beat("a"), beat("b")]
+    assert await stand.pass_time(5) == 1
+    stand.board.replicas_alive = [beat("a", ReplicaRole.ROLLOUT, seats_rollouts=8), beat("b")]
+    await stand.pass_time(1)
+    stand.recall.call()
+    await stand.lender.tick()
+    assert not stand.lender.lent
+    stand.board.replicas_alive = [beat("a"), beat("b")]
+    assert await stand.pass_time(3) == 1
+
+
+async def test_the_lender_does_not_wait_for_its_next_look_when_a_request_calls() -> None:
+    stand = await a_stand()
+    stand.board.replicas_alive = [beat("a"), beat("b")]
+    assert await stand.pass_time(30) == 1
+    stand.board.replicas_alive = [beat("a", ReplicaRole.ROLLOUT), beat("b")]
+    looks = list[float]()
+    look = stand.board.replicas
+
+    async def noted(fleet: str) -> list[Heartbeat]:
+        looks.append(time.monotonic())
+        return await look(fleet)
+
+    stand.board.replicas = noted  # type: ignore[method-assign]
+    running = asyncio.create_task(stand.lender.run())
+    await until(lambda: len(looks) == 1)
+    stand.recall.call()
+    await until(lambda: not stand.lender.lent)
+    running.cancel()
+    assert looks[1] - looks[0] < 0.25
+
+
+async def test_requests_may_wait_while_one_can_come_back_and_no_longer() -> None:
+    stand = await a_stand()
+    for beats, worth in (
+        ([beat("a"), beat("b", state=ReplicaState.RESTARTING)], True),
+        ([beat("a", state=ReplicaState.DEAD), beat("b", ReplicaRole.RECLAIMING)], True),
+        ([beat("a", state=ReplicaState.DEAD), beat("b", state=ReplicaState.RESTARTING)], False),
+        ([], False),
+    ):
+        stand.board.replicas_alive = beats
+        await stand.pass_time(1)
+        assert stand.recall.worth(119.0) == worth
+        assert not stand.recall.worth(120.0)
 
 
 async def test_what_was_not_heard_while_the_board_was_away_calls_nobody_back() -> None:

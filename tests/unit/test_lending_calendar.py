@@ -12,14 +12,16 @@ from services.lending_calendar import LendWindow, allowed, lasts_s
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NIGHTS = LendWindow(days=("mon", "tue", "wed", "thu"), start="22:00", end="06:00", replicas=2)
-WEEKEND = LendWindow(days=("sat", "sun"), start="00:00", end="00:00", replicas=5)
+WEEKEND = [
+    LendWindow(days=("sat", "sun"), start=start, end=end, replicas=5)
+    for start, end in (("00:00", "12:00"), ("12:00", "00:00"))
+]
 MONDAY = datetime(2026, 3, 2, tzinfo=BERLIN)
 
 windows = st.builds(
-    LendWindow,
+    lambda hours, days, replicas: LendWindow(days=days, start=hours[0], end=hours[1], replicas=replicas),
+    hours=st.lists(st.times().map(lambda t: t.replace(second=0, microsecond=0)), min_size=2, max_size=2, unique=True),
     days=st.lists(st.sampled_from(DAYS), min_size=1, max_size=7).map(tuple),
-    start=st.times().map(lambda t: t.replace(second=0, microsecond=0)),
-    end=st.times().map(lambda t: t.replace(second=0, microsecond=0)),
     replicas=st.integers(1, 9),
 )
 moments = st.integers(0, 7 * 24 * 60 - 1).map(lambda minutes: MONDAY + timedelta(minutes=minutes))
@@ -44,12 +46,17 @@ def at(day: int, clock: str) -> datetime:
     ],
 )
 def test_a_window_holds_from_its_start_to_its_end_over_midnight(day: int, clock: str, count: int) -> None:
-    assert allowed([NIGHTS, WEEKEND], at(day, clock)) == count
+    assert allowed([NIGHTS, *WEEKEND], at(day, clock)) == count
 
 
 def test_hours_that_yaml_made_a_number_are_refused_with_how_to_write_them() -> None:
     with pytest.raises(ValueError, match=r'start\n.*1320: put the time in quotes, such as "22:00"'):
         LendWindow(start=1320, end="06:00", replicas=1)
+
+
+def test_hours_that_begin_and_end_at_the_same_minute_are_refused_as_those_of_a_budget_are() -> None:
+    with pytest.raises(ValueError, match=r"sat 00:00-00:00 begins and ends at the same minute; all day is 00:00-12:00"):
+        LendWindow(days=("sat",), start="00:00", end="00:00", replicas=1)
 
 
 def test_a_window_of_sunday_night_reaches_into_monday() -> None:

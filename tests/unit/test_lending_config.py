@@ -46,6 +46,8 @@ def test_users_are_served_the_production_model_where_replicas_are_lent_and_else_
         ({"production": None}, ["sharing.mode=lend", "lending.production.path"]),
         ({"min_serving": 2}, ["lending.min_serving=2", "autoscaling.max_replicas=2"]),
         ({"time_zone": "Mars/Olympus"}, ["time_zone='Mars/Olympus'"]),
+        ({"reclaim_s": 66}, ["lending.reclaim_s=66", "67 s", "push.watchdog_s=30"]),
+        ({"wish_s": 2}, ["lending.wish_s", "greater than or equal to 3"]),
         (
             {
                 "calendar": [
@@ -58,7 +60,7 @@ def test_users_are_served_the_production_model_where_replicas_are_lent_and_else_
         ({"calendar": [{"start": "22:00Z", "end": "06:00", "replicas": 1}]}, ["22:00:00+00:00", "lending.time_zone"]),
         ({"calendar": [{"start": "22:00", "end": "06:00:30", "replicas": 1}]}, ["06:00:30", "hours and minutes"]),
     ],
-    ids=["no production model", "none left", "zone", "overlap", "offset", "seconds"],
+    ids=["no production model", "none left", "zone", "push under way", "one hiccup", "overlap", "offset", "seconds"],
 )
 def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any], said: list[str]) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -70,6 +72,7 @@ def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any]
     ("others", "said"),
     [
         ({"harvest": {"max_seats": 0}}, ["sharing.mode=lend", "harvest.max_seats=0"]),
+        ({"harvest": {"purposes": []}}, ["harvest.purposes=[]", "eval, train and collect"]),
         ({"engine": {"max_num_seqs": 6}}, ["lending.requests_per_replica=8", "engine.max_num_seqs=6"]),
     ],
 )

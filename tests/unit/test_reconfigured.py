@@ -33,8 +33,9 @@ def test_what_is_not_named_stays() -> None:
         ({"slo": 0.5}, r"slo=0\.5 cannot change"),
         ({"slo": {1: 2, "two": 3}}, r"slo\.1 cannot change"),
         ({"harvest": {"user_reserve": 16}}, r"user_reserve=16 .*max_num_seqs=16"),
-        ({"slo": {"ttft_s": -1.0}}, "greater than 0"),
-        ({"slo": {"ttft_s": 1.0}, "harvest": {"preempt": False}}, r"ttft_s=1\.0.*preempt=false"),
+        ({"slo": {"ttft_s": -1.0}}, r"^slo\.ttft_s: Input should be greater than 0$"),
+        ({"harvest": {"purposes": []}}, r"^harvest\.purposes: harvest\.purposes=\[\] leaves .*eval, train"),
+        ({"slo": {"ttft_s": 1.0}, "harvest": {"preempt": False}}, r"^user_config: slo\.ttft_s=1\.0.*preempt=false"),
     ],
 )
 def test_what_needs_a_restart_or_is_no_setting_is_refused(changes: dict[str, dict[str, object]], named: str) -> None:

@@ -95,6 +95,22 @@ def test_a_refusal_is_forgotten_when_the_view_is_no_longer_stale() -> None:
     assert "a" not in refusals
 
 
+def test_a_refusal_counts_from_the_first_of_those_that_follow_each_other() -> None:
+    now = 100.0
+    refusals = Refusals(lambda: now)
+    refusals.add("a")
+    now += 0.75 * STALE_S
+    refusals.add("a")
+    now += 0.75 * STALE_S
+    assert (refusals.since("a"), refusals.since("b")) == (100.0, None)
+    now += STALE_S
+    assert refusals.since("a") is None
+    refusals.add("a")
+    assert refusals.since("a") == now
+    refusals.clear()
+    assert "a" not in refusals
+
+
 def test_a_refusal_comes_through_to_another_process_as_it_was() -> None:
     refusal = pickle.loads(pickle.dumps(NotServing("r1", "draining")))
     assert (refusal.replica, refusal.why) == ("r1", "draining")

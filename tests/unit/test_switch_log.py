@@ -19,9 +19,9 @@ def test_parts_are_counted_from_the_decision_and_the_first_user_ends_a_reclaim()
         clock.now += 1.0
         log.mark(part)
     log.end()
-    for _ in range(2):
-        clock.now += 1.0
-        log.first_token()
+    clock.now += 3.0
+    for at in (1004.5, 1004.0, 1005.0):  # a stream, an answer that came whole, a later one
+        log.first_token(at)
     (record,) = log.records
     assert record.parts == {"seen": 0.5, "drained": 1.5, "swapped": 2.5, "verified": 3.5, "first_token": 4.5}
     assert (log.ended[ReplicaRole.SERVING], log.ended[ReplicaRole.ROLLOUT]) == (1, 0)
@@ -59,7 +59,7 @@ def test_what_does_not_end_leaves_nothing_and_a_rehearsal_is_not_counted() -> No
     assert not log.records
     log.begin(ReplicaRole.SERVING)
     log.end(rehearsed=True)
-    log.first_token()
+    log.first_token(1001.0)
     assert [list(record.parts) for record in log.records] == [["seen"]]
     assert log.ended[ReplicaRole.SERVING] == 0
 

@@ -1,6 +1,7 @@
 """A real engine goes from users to rollouts and back: never both, the right weights each time, and no token is lost."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -196,7 +197,7 @@ async def test_what_a_switch_took_is_told_part_by_part(rig: Rig) -> None:
         await until(lambda: fleet.replica.heartbeat().lends == 1)
         await fleet.wish(lent=False)
         await fleet.until(ReplicaRole.SERVING)
-        fleet.replica.roles.log.first_token()
+        fleet.replica.answered(time.monotonic())
         out, back = fleet.replica.heartbeat().switches[-2:]
     assert [(s.to, list(s.parts)) for s in (out, back)] == [
         (ReplicaRole.ROLLOUT, ["seen", "drained", "swapped", "verified"]),
