@@ -140,7 +140,7 @@ async def test_a_fleet_that_comes_after_the_run_is_refused_as_at_its_start() -> 
 
 async def test_it_interrupts_no_step_and_nobody_whose_server_is_away() -> None:
     class Away(LocalBoard):
-        async def replicas(self, fleet: str) -> list[Heartbeat]:  # noqa: ARG002
+        async def replicas(self, fleet: str) -> list[Heartbeat]:
             raise StoreUnavailable("no answer")
 
     for board, waits in ((LocalBoard(), False), (Away(), True)):
