@@ -109,7 +109,7 @@ class Heartbeat:
     started_at: float = 0.0
     sent_at: float = 0.0
     detail: str = ""
-    """Why it is not healthy."""
+    """Why it is not healthy or, where it is, which of its settings cannot do what they are for."""
     pinned: int | None = None
     """The version it is held at for an evaluation."""
     rollout_cuts: int = 0
