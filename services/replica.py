@@ -105,6 +105,7 @@ class Replica:
             staging=self._staging,
             config=config.push,
             max_lag=config.harvest.max_lag,
+            model=str(config.model.path),
             on_untrusted=self.harvester.give_up,
             on_coming=self.harvester.follow,
             receivers={"gloo": InReplica(), "nccl": InWorker(engine)},
