@@ -28,14 +28,14 @@ from pydantic import SecretStr
 from deploy.config import NightshiftConfig, write_private
 from deploy.embedded_redis import EmbeddedRedis
 from deploy.failure import engine_error, last_exception
-from deploy.preflight import check_fleet, check_model, check_models, check_port, check_redis
+from deploy.preflight import check_fleet, check_model, check_models, check_port, check_redis, check_sharing
 from deploy.processes import Guardian, Tree, interrupt_deferred, uninterrupted
 from deploy.ray_directory import RAY, make_ray_directory
 from deploy.tokens import Tokens, gateway_tokens
 from rollout.config import RedisConfig
 from rollout.errors import ConfigError, NightshiftError
 from services.auth import fleet_args
-from services.config import AuthConfig, FleetConfig
+from services.config import AuthConfig, FleetConfig, FleetOptions
 from trainer.ray_start import start_local_ray
 
 log = structlog.get_logger(__name__)
@@ -119,6 +119,8 @@ class LocalFleet:
 
     def prepare(self) -> None:
         """The checks, the tokens and the lock: what can be refused before anything runs."""
+        if self.settings.train is not None:
+            check_sharing(self.config, self.settings.train)
         check_model(self.config.model.path)
         self._stack.enter_context(_only_one(self.state_dir, self.config.fleet))
         check_fleet(self.config)
@@ -302,6 +304,8 @@ def start_ray(stack: ExitStack, *, num_cpus: float, embedded: EmbeddedRedis | No
 def check_trainer(config: NightshiftConfig) -> None:
     """What a trainer needs before it starts. Raises ConfigError."""
     train = config.train_config()
+    if config.fleet != FleetOptions():  # else it says nothing of the fleet, which has a configuration of its own
+        check_sharing(config.fleet_config(), train)
     check_models(train)
     for field, path in (("train.prompts.train", train.prompts.train), ("train.prompts.eval", train.prompts.eval)):
         if path is not None and not path.is_file():

@@ -13,7 +13,7 @@ from rollout.redis_store import RedisStore
 from services.config import FleetConfig
 from services.twins import check_twins
 from services.user_adapter import check_user_adapter
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, TrainOptions
 from trainer.fleet_fit import misfit
 
 _GIB = 1024**3
@@ -61,7 +61,7 @@ def check_models(train: TrainConfig) -> None:
         check_model(train.reward_model.path, "train.reward_model.path")
 
 
-def check_sharing(fleet: FleetConfig, train: TrainConfig) -> None:
+def check_sharing(fleet: FleetConfig, train: TrainOptions) -> None:
     """That the fleet's engines can load what the run publishes. Raises ConfigError."""
     sharing = fleet.sharing
     rank, layers = sharing.max_lora_rank, sharing.target_modules

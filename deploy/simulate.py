@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deploy.config import NightshiftConfig, load
+from deploy.simulate_arguments import LOAD, PEAK, PUSH_EVERY_S, unread
 from deploy.simulation import trace
 from deploy.simulation.bench import read_bench
 from deploy.simulation.calibration import calibrate
@@ -37,11 +38,11 @@ def run(args: argparse.Namespace, flags: list[str]) -> int:
     """Print the answer; write what was asked for."""
     _check(args, flags)
     if args.example_trace:
-        return _example(args.peak, args.seed)
+        return _example(args.peak or PEAK, args.seed or 0)
     if args.calibrate:
-        return _calibrate(args.calibrate, args.load, args.out)
+        return _calibrate(args.calibrate, args.load or LOAD, args.out)
     if args.validate:
-        return _validate(args.validate, args.load, args.json)
+        return _validate(args.validate, args.load or LOAD, args.json)
     if args.trace is None:
         raise ConfigError("--trace FILE is missing; --example-trace prints one to begin with")
     scene, seconds = _scene(args, flags), _seconds(args.trace, args.hours)
@@ -61,10 +62,13 @@ def run(args: argparse.Namespace, flags: list[str]) -> int:
 def _answer(
     scene: Scene, file: Path, seconds: float, way: Way, told: Told, *, sweep: bool
 ) -> tuple[Outcome, list[Choice]]:
+    options = scene.options
+    longest, most_output = options.engine.max_model_len, options.gateway.limits.max_tokens
+
     def one(found: Scene, name: str) -> Outcome:
         return simulate(
             found,
-            lambda: trace.read(file, longest=scene.options.engine.max_model_len),
+            lambda: trace.read(file, longest=longest, most_output=most_output),
             seconds=seconds,
             way=way,
             progress=lambda what, share: told(f"{name}: {what}", share),
@@ -74,13 +78,16 @@ def _answer(
     outcome = beside_users_alone(one(scene, "with rollouts"), alone)
     choices = []
     for number, variant in enumerate(variants(scene) if sweep else (), start=1):
-        choices.append(choice(variant, beside_users_alone(one(variant, f"settings {number}"), alone)))
+        found = outcome if variant == scene else beside_users_alone(one(variant, f"settings {number}"), alone)
+        choices.append(choice(variant, found))
     return outcome, choices
 
 
 def _check(args: argparse.Namespace, flags: list[str]) -> None:
-    """Before minutes of work: raises ConfigError for settings where none are read, and for files that cannot be
-    written."""
+    """Before minutes of work: raises ConfigError for arguments and settings that nothing reads, and for files that
+    cannot be written."""
+    if why := unread(args):
+        raise ConfigError(why)
     if flags and args.trace is None:
         raise ConfigError(f"{flags[0]}: settings are for --trace FILE; see nightshift simulate --help")
     outputs = {f"--{name}": getattr(args, name) for name in ("json", "plot", "out")}
@@ -110,9 +117,9 @@ def _scene(args: argparse.Namespace, flags: list[str]) -> Scene:
         options=config.fleet,
         replicas=config.fleet.autoscaling.max_replicas if args.replicas is None else args.replicas,
         training=_training(config, args.train_step_s),
-        push_every_s=args.push_every_s,
+        push_every_s=PUSH_EVERY_S if args.push_every_s is None else args.push_every_s,
         promise=config.fleet.slo,
-        seed=args.seed,
+        seed=args.seed or 0,
     )
 
 

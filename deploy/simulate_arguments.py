@@ -1,12 +1,27 @@
 """Arguments of `nightshift simulate`."""
 
 import argparse
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from deploy.arguments import above_zero, not_negative, path, positive, with_flags, within
 
 _YEAR_HOURS = 8784.0
 _LOOK_S = 0.1
 """The guard's, between two of which there can be but one push."""
+LOAD, PEAK, PUSH_EVERY_S = "50", 3.0, 60.0
+_READS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "trace": (
+            *("replicas", "hours", "settings", "engine", "train_step_s", "push_every_s"),
+            *("way", "sweep", "json", "plot", "seed"),
+        ),
+        "example_trace": ("peak", "seed"),
+        "calibrate": ("load", "out"),
+        "validate": ("load", "json"),
+    }
+)
+"""What each of the four questions reads of the other arguments."""
 
 
 def add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -38,7 +53,9 @@ def add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     step = within(_LOOK_S, 1e9)
     parser.add_argument("--train-step-s", type=step, help="with a trainer whose steps take so long")
-    parser.add_argument("--push-every-s", type=step, default=60.0, help="without a trainer: new weights so often")
+    parser.add_argument(
+        "--push-every-s", type=step, help=f"without a trainer: new weights so often (default {PUSH_EVERY_S:g})"
+    )
     parser.add_argument(
         "--way", choices=["requests", "replicas"], help="simulate every request, or one replica at each load"
     )
@@ -48,11 +65,35 @@ def add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--json", type=path, metavar="FILE", help="write all figures")
     parser.add_argument("--plot", type=path, metavar="FILE", help="draw the day as PNG")
     parser.add_argument("--out", type=path, metavar="FILE", help="write the engine of --calibrate")
-    parser.add_argument("--load", default="50", help="of the run, to calibrate with (default 50)")
-    parser.add_argument("--peak", type=above_zero, default=3.0, help="users a second at most, of --example-trace")
-    parser.add_argument("--seed", type=not_negative, default=0)
+    parser.add_argument("--load", help=f"of the run, to calibrate with (default {LOAD})")
+    parser.add_argument(
+        "--peak", type=above_zero, help=f"users a second at most, of --example-trace (default {PEAK:g})"
+    )
+    parser.add_argument("--seed", type=not_negative, help="of --trace and --example-trace (default 0)")
     with_flags(parser)
     parser.set_defaults(run=_simulate)
+
+
+def unread(args: argparse.Namespace) -> str:
+    """Which argument would be given in vain, and beside which other one; empty where all are read."""
+    asked = next((question for question in _READS if getattr(args, question)), None)
+    if asked is None:
+        return ""
+    for name in dict.fromkeys(name for names in _READS.values() for name in names):
+        given = getattr(args, name)
+        if name not in _READS[asked] and given is not None and given is not False:
+            others = " or ".join(_flag(question) for question, names in _READS.items() if name in names)
+            return f"{_flag(name)} does nothing with {_flag(asked)}, only with {others}: leave it out"
+    if args.push_every_s is not None and args.train_step_s is not None:
+        return (
+            f"--push-every-s {args.push_every_s:g} does nothing with --train-step-s {args.train_step_s:g}, by whose"
+            " steps new weights come: leave one of them out"
+        )
+    return ""
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _simulate(args: argparse.Namespace, flags: list[str]) -> int:

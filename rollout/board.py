@@ -109,7 +109,7 @@ class Heartbeat:
     started_at: float = 0.0
     sent_at: float = 0.0
     detail: str = ""
-    """Why it is not healthy."""
+    """Why it is not healthy or, where it is, which of its settings cannot do what they are for."""
     pinned: int | None = None
     """The version it is held at for an evaluation."""
     rollout_cuts: int = 0
@@ -174,6 +174,16 @@ class CurrentVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """A version that replicas have in use although no run is attached any more: those that come later take it too."""
+
+    run: str
+    model: str
+    """`model.path` of those replicas; others do not take it."""
+    current: CurrentVersion
+
+
+@dataclass(frozen=True, slots=True)
 class Pin:
     """One replica stays at a version for a while and generates a run's evaluation groups with it, nothing else."""
 
@@ -226,8 +236,14 @@ class Board(Protocol):
         ...
 
     async def detach(self, fleet: str, run: str, token: int) -> None:
-        """On a clean stop; the replicas keep their weights."""
+        """On a clean stop; the replicas keep their weights, and give them to those that come later, see `keep`."""
         ...
+
+    async def keep(self, fleet: str, kept: Kept, *, ttl_s: float) -> None:
+        """A replica has this version in use and no run to follow; known for `ttl_s`, in the place of an earlier one."""
+        ...
+
+    async def kept(self, fleet: str) -> Kept | None: ...
 
     async def attached_run(self, fleet: str) -> str | None: ...
 

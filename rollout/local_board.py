@@ -5,7 +5,7 @@ Tokens are not checked, because the lock on the run's directory keeps other writ
 
 from dataclasses import replace
 
-from rollout.board import CurrentVersion, Heartbeat, Invitation, Membership, Pin
+from rollout.board import CurrentVersion, Heartbeat, Invitation, Kept, Membership, Pin
 from rollout.errors import Fenced
 
 
@@ -14,6 +14,7 @@ class LocalBoard:
 
     def __init__(self) -> None:
         self._attached: dict[str, str] = {}
+        self._kept: dict[str, Kept] = {}
         self._runs: dict[str, set[str]] = {}
         self._reserved: dict[str, int] = {}
         self._current: dict[str, CurrentVersion] = {}
@@ -29,6 +30,12 @@ class LocalBoard:
     async def detach(self, fleet: str, run: str, token: int) -> None:  # noqa: ARG002
         if self._attached.get(fleet) == run:
             del self._attached[fleet]
+
+    async def keep(self, fleet: str, kept: Kept, *, ttl_s: float) -> None:  # noqa: ARG002
+        self._kept[fleet] = kept
+
+    async def kept(self, fleet: str) -> Kept | None:
+        return self._kept.get(fleet)
 
     async def attached_run(self, fleet: str) -> str | None:
         return self._attached.get(fleet)

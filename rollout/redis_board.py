@@ -14,6 +14,7 @@ from rollout.board import (
     CurrentVersion,
     Heartbeat,
     Invitation,
+    Kept,
     Membership,
     Pin,
     PushPath,
@@ -47,6 +48,16 @@ class RedisBoard:
     async def detach(self, fleet: str, run: str, token: int) -> None:
         await self._run_script("check_writer", run, token)
         await self._fleet_script("board_attach", fleet, "attached", run, "")
+
+    async def keep(self, fleet: str, kept: Kept, *, ttl_s: float) -> None:
+        await self._store.command("SET", self._fleet_key(fleet, "kept"), _json(kept), "PX", max(1, round(ttl_s * 1000)))
+
+    async def kept(self, fleet: str) -> Kept | None:
+        raw = await self._store.command("GET", self._fleet_key(fleet, "kept"))
+        if raw is None:
+            return None
+        kept = json.loads(raw)
+        return Kept(**{**kept, "current": CurrentVersion(**kept["current"])})
 
     async def attached_run(self, fleet: str) -> str | None:
         run = await self._store.command("GET", self._fleet_key(fleet, "attached"))
@@ -152,7 +163,7 @@ class RedisBoard:
             raise Fenced(f"{key.rsplit(':', 1)[0]}: {refusal.detail}") from None
 
 
-def _json(record: CurrentVersion | Heartbeat | Invitation | Membership | Pin) -> str:
+def _json(record: CurrentVersion | Heartbeat | Invitation | Kept | Membership | Pin) -> str:
     return json.dumps(dataclasses.asdict(record), sort_keys=True)
 
 

@@ -159,6 +159,12 @@ class SharingConfig(Settings):
             )
         return self
 
+    @field_validator("max_lora_rank", mode="before")
+    @classmethod
+    def _number(cls, rank: object) -> object:
+        """Flags and the environment give text, of which a Literal makes no number."""
+        return int(rank) if isinstance(rank, str) and rank.isdecimal() else rank
+
     @field_validator("target_modules")
     @classmethod
     def _inner_layers(cls, names: tuple[str, ...]) -> tuple[str, ...]:

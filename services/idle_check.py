@@ -9,11 +9,12 @@ import structlog
 from rollout.board import Board, ReplicaState
 from rollout.errors import ConfigError
 from services.idle_speed import IdleSpeed
-from services.seat_guard import check_attainable, unattainable
+from services.seat_guard import check_attainable, cramped, unattainable
 from services.slo import SloConfig
 
 _SERVES = frozenset({ReplicaState.HEALTHY, ReplicaState.STALE})
 _AGAIN_S = 30.0
+_LOOK_S = 0.005
 
 _log = structlog.get_logger(__name__)
 
@@ -57,19 +58,39 @@ class IdleCheck:
         aside: Callable[[], AbstractAsyncContextManager[None]],
         meets: Callable[[IdleSpeed], None],
     ) -> None:
-        """While it is busy measure now and then, if there are no `users` and with rollouts `aside`, until the engine
-        `meets` the SLO with this speed. Never returns: a loop that ends is taken for broken."""
+        """While it is busy measure now and then, as long as there are no `users` and with rollouts `aside`, until the
+        engine `meets` the SLO with this speed. Never returns: a loop that ends is taken for broken."""
         while self.busy:
             await self._sleep(_AGAIN_S)
             if users():
                 continue
             async with aside():
-                speed = await self._measure()
-            if not unattainable(slo(), speed):
+                speed = await self._unless(users)
+            if speed is not None and not unattainable(slo(), speed):
                 self.busy = False
                 meets(speed)
         await asyncio.Event().wait()
 
-    def missed(self, slo: SloConfig, idle: IdleSpeed) -> str:
-        """What is to be said of it as long as it is busy; empty else."""
-        return unattainable(slo, idle) if self.busy else ""
+    async def _unless(self, users: Callable[[], bool]) -> IdleSpeed | None:
+        """None where users came before it was measured: its sequences have left the engine, where they would have held
+        them up for many full steps."""
+        measuring = asyncio.ensure_future(self._measure())
+        try:
+            while not users():
+                if (await asyncio.wait({measuring}, timeout=_LOOK_S))[0]:
+                    return measuring.result()
+        finally:
+            measuring.cancel()
+            await asyncio.gather(measuring, return_exceptions=True)
+        return None
+
+
+def missed(slo: SloConfig, idle: IdleSpeed, *, way_s: float, gives_way: bool, shares: bool) -> str:
+    """Why users miss a target with nobody beside them or, where they `share` the engine with rollouts, why those get no
+    seat; empty where both are well.
+
+    `gives_way` says whether a step that computes a user's prompt is without rollouts. Both are warnings: the way is
+    known only when users come, and grows with them.
+    """
+    met_steps = 1 if gives_way else 2
+    return unattainable(slo, idle, way_s) or (cramped(slo, idle, way_s=way_s, met_steps=met_steps) if shares else "")

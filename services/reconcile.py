@@ -3,6 +3,7 @@
     invitation of an epoch --ack, membership--> receive (or read the receiver's copy) --\\
     weights:current differs --------------------> read the artefact ---------------------> swap -> canary -> verified
                                                                                                        \\-> not fit
+    no run attached any more: what the other replicas have, see `keeping` -> read the artefact -> the same
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from services import collective
 from services.background import in_background
 from services.collective import InReplica, Receiver
 from services.delivery import Delivery, from_artefact
+from services.keeping import Keeping
 from services.push_config import PushConfig
 from services.staging import Staging
 from services.swap import EngineBroken, Weights
@@ -49,12 +51,14 @@ class Reconciler:
         staging: Staging,
         config: PushConfig,
         max_lag: int,
+        model: str,
         on_untrusted: Callable[[str, int], None],
         on_coming: Callable[[str], None] = lambda _: None,
         receivers: Mapping[str, Receiver] | None = None,
         turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
-        """Within `turn` the engine may stand still; `on_coming` is told the run whose weights come, before they do."""
+        """The engine loads `model`. Within `turn` it may stand still; `on_coming` is told the run whose weights come,
+        before they do."""
         self._fleet = fleet
         self._replica = replica
         self._host = host
@@ -73,6 +77,7 @@ class Reconciler:
         self._failures: dict[tuple[str, int, str], int] = {}
         self.attached: str | None = None
         """Run that the fleet followed at the last look."""
+        self._keeping = Keeping(board, fleet=fleet, model=model)
         self._target: CurrentVersion | None = None
         self._caught_up = False
         self._trusted = True
@@ -174,9 +179,9 @@ class Reconciler:
             return
         run = self.attached = await self._board.attached_run(self._fleet)
         if run is None:
-            self.pin = None
-            self._in_step()
+            await self._go_on_without()
             return
+        self._keeping.followed = run
         await self._look_for_pin(run)
         # The pointer before the invitation: an epoch is opened before its version becomes current, so whoever sees a
         # new version also sees the invitation to it, and does not take the artefact in its stead.
@@ -196,10 +201,20 @@ class Reconciler:
                 f" {run} had {self._tokens[run]}: an older trainer's, or Redis lost its data; then restart the replicas"
             )
         elif self._tries_left(run, self._target.version, self._target.digest):
-            with self._arrival(run):
-                await self._deliver(
-                    await in_background(from_artefact, run, self._target, partial(self._accept, self._target))
-                )
+            await self._take_artefact(run, self._target)
+
+    async def _go_on_without(self) -> None:
+        """A run: with what this replica has, or what others have that it had."""
+        newer = await self._keeping.newer((self.run_name, self.version) if self._trusted else None)
+        self.pin, self._target = None, None if newer is None else newer.current
+        if newer is None:
+            self._in_step()
+        elif self._tries_left(newer.run, newer.current.version, newer.current.digest):
+            await self._take_artefact(newer.run, newer.current)
+
+    async def _take_artefact(self, run: str, current: CurrentVersion) -> None:
+        with self._arrival(run):
+            await self._deliver(await in_background(from_artefact, run, current, partial(self._accept, current)))
 
     async def _look_for_pin(self, run: str) -> None:
         """One of another run, or of an older writer, holds nobody."""
@@ -371,6 +386,7 @@ class Reconciler:
         )
         if verified:
             self.run_name, self.version, self.detail = delivery.run, version, ""
+            self._keeping.hold(delivery.run, delivery.manifest, delivery.artefact)
             _log.info("version_applied", version=version, path=delivery.path.value, pause_s=pause_s, gap=gap)
         else:
             self.detail = f"version {version}: canary gap {gap:.4g}, tolerance {self._config.canary_tolerance}"

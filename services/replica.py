@@ -30,7 +30,7 @@ from services.config import FleetConfig
 from services.fleet import Event
 from services.harvester import Harvester
 from services.health import Health
-from services.idle_check import IdleCheck
+from services.idle_check import IdleCheck, missed
 from services.idle_speed import IdleSpeed, measure, slowed_by_company
 from services.live_settings import reconfigured
 from services.loops import Loops
@@ -105,6 +105,7 @@ class Replica:
             staging=self._staging,
             config=config.push,
             max_lag=config.harvest.max_lag,
+            model=str(config.model.path),
             on_untrusted=self.harvester.give_up,
             on_coming=self.harvester.follow,
             receivers={"gloo": InReplica(), "nccl": InWorker(engine)},
@@ -234,7 +235,6 @@ class Replica:
     def heartbeat(self) -> Heartbeat:
         """What the board shows of this replica now."""
         tally, condition = self.harvester.tally, self.health.now()
-        missed = self._idle.missed(self._config.slo, self.keeper.idle)
         return Heartbeat(
             replica=self.name,
             host=socket.gethostname(),
@@ -256,7 +256,7 @@ class Replica:
             pushes=tuple(self.reconciler.pushes),
             started_at=self._started_at,
             sent_at=time.time(),
-            detail=condition.reason or self.reconciler.detail or self._refused or missed,
+            detail=condition.reason or self.reconciler.detail or self._refused or self._missed_slo(),
             pinned=None if condition.state is ReplicaState.DEAD else self.reconciler.pinned,
             rollout_cuts=tally.cuts,
             rollout_salvaged=tally.salvaged,
@@ -271,6 +271,11 @@ class Replica:
             lends=0 if self.roles is None else self.roles.log.ended[ReplicaRole.ROLLOUT],
             reclaims=0 if self.roles is None else self.roles.log.ended[ReplicaRole.SERVING],
         )
+
+    def _missed_slo(self) -> str:
+        keeper, gives_way = self.keeper, self._engine.rollouts_give_way
+        shares = keeper.headroom is not None and self._config.harvest.max_seats != 0
+        return missed(self._config.slo, keeper.idle, way_s=keeper.way_s, gives_way=gives_way, shares=shares)
 
     @contextmanager
     def request(self, sequences: int) -> Iterator[Answer]:

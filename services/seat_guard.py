@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 
 from rollout.errors import ConfigError
 from services.cache_room import KV_EDGE
+from services.headroom import first_headroom
 from services.idle_speed import IdleSpeed
-from services.slo import SloConfig, attained
+from services.slo import SloConfig, attained, in_engine
 
 _PREFILL_SHARE = 0.25
 """Of the time to the first token that is left over on an idle engine, for rollouts' prefill in one step."""
@@ -147,13 +148,15 @@ def _less(guard: Guard, felt: Felt, share: float) -> float:
     return max(1.0, share * min(guard.limit, float(felt.sequences)))
 
 
-def unattainable(slo: SloConfig, idle: IdleSpeed) -> str:
-    """Which target is below what the engine does without any other work, and what that is; empty where none is."""
-    pairs = {"ttft_s": (slo.ttft_s, idle.first_token_s), "tpot_s": (slo.tpot_s, idle.token_s)}
+def unattainable(slo: SloConfig, idle: IdleSpeed, way_s: float = 0.0) -> str:
+    """Which target is below what users of an engine without any other work feel, whose first tokens take `way_s` beside
+    it, and what that is; empty where none is."""
+    way = f" and the way to it (gateway and router) took {way_s:.4g} s of late: raise slo.ttft_s" if way_s else ""
+    figures = {"ttft_s": (slo.ttft_s, idle.first_token_s, way_s, way), "tpot_s": (slo.tpot_s, idle.token_s, 0.0, "")}
     missed = (
-        f"slo.{name}={target:g} cannot be met: the idle engine needs {found:.4g} s"
-        for name, (target, found) in pairs.items()
-        if target is not None and target <= found
+        f"slo.{name}={target:g} cannot be met: the idle engine needs {found:.4g} s{more}"
+        for name, (target, found, more_s, more) in figures.items()
+        if target is not None and target <= found + more_s
     )
     return next(missed, "")
 
@@ -162,3 +165,27 @@ def check_attainable(slo: SloConfig, idle: IdleSpeed) -> None:
     """Raises ConfigError where a target is below what the engine does without any other work."""
     if why := unattainable(slo, idle):
         raise ConfigError(why)
+
+
+def cramped(slo: SloConfig, idle: IdleSpeed, *, way_s: float, met_steps: int) -> str:
+    """Which target leaves rollouts no seat beside a user, since the idle engine alone is near it already; empty where
+    none does. `met_steps` is as in `Felt`.
+
+    >>> idle = IdleSpeed(first_token_s=0.05, token_s=0.01, capacity=8.0)
+    >>> [bool(cramped(SloConfig(ttft_s=ttft_s), idle, way_s=0.02, met_steps=2)) for ttft_s in (0.1, 0.12)]
+    [True, False]
+    """
+    share, engine = first_headroom(slo, 0.0).share, in_engine(slo, way_s)
+    of_first = f"a first token of {idle.first_token_s:.4g} s and {met_steps} x {idle.token_s:.4g} s for steps before it"
+    way = f", with {way_s:.4g} s for the way" if way_s else ""
+    figures = {
+        "ttft_s": (slo.ttft_s, engine.ttft_s, idle.first_token_s + met_steps * idle.token_s, of_first + way),
+        "tpot_s": (slo.tpot_s, engine.tpot_s, idle.token_s, f"{idle.token_s:.4g} s between two tokens"),
+    }
+    near = (
+        f"slo.{name}={promised:g} leaves rollouts no seat beside users: {what}, of the idle engine alone, are above"
+        f" {share:.2g} of it (0.9 x slo.most_headroom): raise slo.{name}"
+        for name, (promised, target, found, what) in figures.items()
+        if promised is not None and target is not None and found > share * target
+    )
+    return next(near, "")

@@ -10,7 +10,7 @@ class SloConfig(Settings):
     seat that users leave."""
 
     ttft_s: float | None = Field(default=None, gt=0)
-    """Seconds to the first token, from the request's arrival at the gateway."""
+    """Seconds to the first token, from where Serve's proxy has the request whole, as far as the gateway can tell."""
     tpot_s: float | None = Field(default=None, gt=0)
     """Seconds between two tokens, mean of a request."""
     window_s: float = Field(default=10.0, gt=0, le=300)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
-from rollout.board import CurrentVersion, Invitation, Pin
+from rollout.board import CurrentVersion, Invitation, Kept, Pin
 from rollout.weights import MANIFEST, AdapterForm, Bucket, Canary, WeightManifest, file_sha256, version_dir
 from services.push_config import PushConfig
 from services.reconcile import Reconciler
@@ -51,6 +51,13 @@ class Notices:
         self.now: CurrentVersion | None = None
         self.pin: Pin | None = None
         self.run: str | None = "run"
+        self.of_fleet: Kept | None = None
+
+    async def keep(self, fleet: str, kept: Kept, *, ttl_s: float) -> None:
+        self.of_fleet = kept
+
+    async def kept(self, fleet: str) -> Kept | None:
+        return self.of_fleet
 
     async def attached_run(self, fleet: str) -> str | None:
         return self.run
@@ -86,6 +93,7 @@ class Stand:
             staging=self.staging,
             config=PushConfig(),
             max_lag=4,
+            model="/model",
             on_untrusted=lambda reason, _: self.given_up.append(reason),
             turn=turn,
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollout.board import CurrentVersion, Invitation, Pin, ReplicaRole
+from rollout.board import CurrentVersion, Invitation, Kept, Pin, ReplicaRole
 from rollout.errors import StoreUnavailable
 from rollout.rewards import Reward, RewardInput
 from rollout.types import Purpose, Sampling
@@ -87,6 +87,9 @@ class Engine:
 class Notices:
     """A board of a run that published nothing."""
 
+    async def kept(self, fleet: str) -> Kept | None:
+        return None
+
     async def attached_run(self, fleet: str) -> str | None:
         return None
 
@@ -160,6 +163,7 @@ class Stand:
             staging=Staging(tmp / "staging", "host-1-a"),
             config=PushConfig(),
             max_lag=4,
+            model=str(POLICY),
             on_untrusted=lambda *_: None,
         )
         self.loop = RoleLoop(

@@ -1,10 +1,13 @@
 """Whether the engines of a fleet can load what a run publishes."""
 
-from collections.abc import Collection, Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
-from rollout.board import Heartbeat
-from rollout.errors import ConfigError
+from rollout.board import Board, Heartbeat
+from rollout.errors import ConfigError, StoreUnavailable
 from trainer.lora_config import LoraConfig
+
+_LOOK_S = 5.0
 
 _REMEDY = (
     'publish = "adapter" of [train.lora] goes with a fleet of sharing.mode=adapter, and everything else with one of'
@@ -18,6 +21,31 @@ def check_fleet(lora: LoraConfig | None, fleet: str, replicas: Iterable[Heartbea
         why = misfit(lora, fleet, mode=beat.sharing, max_lora_rank=beat.max_lora_rank, layers=beat.adapter_layers)
         if why:
             raise ConfigError(why)
+
+
+async def until_misfit(
+    lora: LoraConfig | None,
+    fleet: str,
+    board: Board,
+    *,
+    waits: Callable[[], bool],
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+) -> None:
+    """Look at the replicas now and then while the run `waits` for them: a fleet that is started after the trainer is
+    none that it could refuse at its own start, and would never generate for it. Never returns.
+
+    Raises ConfigError as `check_fleet` does. A server that does not answer is left to those who need it.
+    """
+    while True:
+        await sleep(_LOOK_S)
+        if not waits():
+            continue
+        try:
+            replicas = await board.replicas(fleet)
+        except StoreUnavailable:
+            continue
+        if waits():
+            check_fleet(lora, fleet, replicas)
 
 
 def misfit(

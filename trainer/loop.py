@@ -111,20 +111,27 @@ class TrainingLoop:
     async def run(self) -> None:
         """Until `steps` are done or `stop` was called.
 
-        Raises Fenced, StoreUnavailable, WorkerDied, TrainingDiverged, NothingToTrain.
+        Raises Fenced, StoreUnavailable, WorkerDied, TrainingDiverged, NothingToTrain, and ConfigError where the fleet
+        cannot load what the run publishes.
         """
         feeding = asyncio.create_task(self._parts.feed.run())
+        watching = asyncio.create_task(self._parts.publisher.until_misfit(self._waits))
         main = asyncio.create_task(self._run())
         try:
-            await asyncio.wait({feeding, main}, return_when=asyncio.FIRST_COMPLETED)
-            if feeding.done():
-                feeding.result()
+            await asyncio.wait({feeding, watching, main}, return_when=asyncio.FIRST_COMPLETED)
+            for beside in (feeding, watching):
+                if beside.done():
+                    beside.result()
             await main
         finally:
-            tasks = [task for task in (feeding, main, self._push) if task is not None]
+            tasks = [task for task in (feeding, watching, main, self._push) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, self._evaluations.close(), return_exceptions=True)
+
+    def _waits(self) -> bool:
+        """For what engines generate; an error that comes then interrupts no step."""
+        return self.phase in {Phase.WAITING, Phase.EVALUATING}
 
     async def _run(self) -> None:
         config, progress = self._config, self.progress

@@ -7,7 +7,7 @@ different contents under one.
 import asyncio
 import shutil
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 
 import structlog
@@ -16,7 +16,7 @@ from rollout.board import Board, CurrentVersion
 from rollout.weights import MANIFEST, Canary, WeightManifest, published_versions, version_dir
 from trainer.artefact import sync_dir, write_text
 from trainer.config import PushConfig
-from trainer.fleet_fit import check_fleet
+from trainer.fleet_fit import check_fleet, until_misfit
 from trainer.lora import adapter_form
 from trainer.lora_config import LoraConfig
 from trainer.milestone import Milestone, reached
@@ -79,6 +79,10 @@ class Publisher:
         reached(Milestone.VERSION_CURRENT)
         await self._retire(version)
         return manifest, asyncio.create_task(self._pusher.deliver(manifest, directory, step, invited))
+
+    async def until_misfit(self, waits: Callable[[], bool]) -> None:
+        """Until, while the run `waits`, the fleet cannot load what it publishes: raises ConfigError then."""
+        await until_misfit(self._lora, self._fleet, self._board, waits=waits)
 
     async def _write(self, directory: Path, version: int, step: int) -> WeightManifest:
         await asyncio.to_thread(directory.mkdir, parents=True)

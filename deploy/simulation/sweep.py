@@ -24,12 +24,15 @@ class Choice:
 
 
 def variants(scene: Scene) -> Iterator[Scene]:
-    """Every headroom with every reserve that leaves a seat; with a rollout budget also each without it."""
-    budget = scene.options.autoscaling.rollout_budget
+    """Every headroom with every reserve that leaves a seat, those given among them; with a rollout budget also each
+    without it."""
+    options = scene.options
+    budget, given = options.autoscaling.rollout_budget, options.slo.most_headroom
+    reserves = sorted({*RESERVES, options.harvest.user_reserve})
+    headrooms = sorted({*HEADROOMS, given}) if options.slo.guards else [given]
     for each in (budget, None) if budget is not None else (None,):
-        for reserve in (r for r in RESERVES if r < scene.options.engine.max_num_seqs):
-            for headroom in HEADROOMS if scene.options.slo.guards else (scene.options.slo.most_headroom,):
-                options = scene.options
+        for reserve in (r for r in reserves if r < options.engine.max_num_seqs):
+            for headroom in headrooms:
                 update = {
                     "harvest": options.harvest.model_copy(update={"user_reserve": reserve}),
                     "slo": options.slo.model_copy(update={"most_headroom": headroom}),

@@ -47,22 +47,24 @@ class RatePoint:
 Line = Arrival | RatePoint
 
 
-def read(path: Path, *, longest: int | None = None) -> Iterator[Line]:
+def read(path: Path, *, longest: int | None = None, most_output: int | None = None) -> Iterator[Line]:
     """All lines of a file are of one kind. Raises ConfigError that names file, line and what is wrong with it, users of
-    more than `longest` tokens included: the gateway would refuse them."""
+    more than `longest` tokens and answers of more than `most_output` included: the gateway would refuse them."""
     reader = _csv if path.suffix.lower() == ".csv" else _jsonl
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path}: no regular file, and it is read several times; write the trace to one")
         with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from _checked(reader(file, path), path, longest)
+            yield from _checked(reader(file, path), path, longest, most_output)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
-def _checked(rows: Iterator[tuple[int, Mapping[str, Any]]], path: Path, longest: int | None) -> Iterator[Line]:
+def _checked(
+    rows: Iterator[tuple[int, Mapping[str, Any]]], path: Path, longest: int | None, most_output: int | None
+) -> Iterator[Line]:
     before: Line | None = None
     for number, row in rows:
         try:
@@ -71,17 +73,27 @@ def _checked(rows: Iterator[tuple[int, Mapping[str, Any]]], path: Path, longest:
                 raise ValueError("rates and single arrivals in one trace")
             if before is not None and line.time < before.time:
                 raise ValueError(f"time={line.time:g} after {before.time:g}")
-            if longest is not None and line.prompt + line.tokens > longest:
-                raise ValueError(
-                    f"prompt_tokens={line.prompt:g} and output_tokens={line.tokens:g} are more than"
-                    f" fleet.engine.max_model_len={longest}, which the gateway refuses; set it as the fleet has it"
-                )
+            _check_size(line, longest, most_output)
         except (ValueError, TypeError, OverflowError) as error:
             raise ConfigError(f"{path}:{number}: {error}") from error
         before = line
         yield line
     if before is None:
         raise ConfigError(f"{path}: no line in it; expected users (time, prompt_tokens, output_tokens) or rates")
+
+
+def _check_size(line: Line, longest: int | None, most_output: int | None) -> None:
+    """Raises ValueError."""
+    refused = "which the gateway refuses; set it as the fleet has it"
+    if longest is not None and line.prompt + line.tokens > longest:
+        raise ValueError(
+            f"prompt_tokens={line.prompt:g} and output_tokens={line.tokens:g} are more than"
+            f" fleet.engine.max_model_len={longest}, {refused}"
+        )
+    if most_output is not None and line.tokens > most_output:
+        raise ValueError(
+            f"output_tokens={line.tokens:g} are more than fleet.gateway.limits.max_tokens={most_output}, {refused}"
+        )
 
 
 def _jsonl(file: Iterable[str], path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

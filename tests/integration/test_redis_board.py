@@ -4,7 +4,17 @@ import time
 
 import pytest
 
-from rollout.board import AppliedPush, CurrentVersion, Heartbeat, Invitation, Membership, Pin, PushPath, ReplicaState
+from rollout.board import (
+    AppliedPush,
+    CurrentVersion,
+    Heartbeat,
+    Invitation,
+    Kept,
+    Membership,
+    Pin,
+    PushPath,
+    ReplicaState,
+)
 from rollout.errors import Fenced, WriterBusy
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
@@ -72,6 +82,18 @@ async def test_a_fleet_follows_one_live_run_at_a_time(board: RedisBoard, redis_s
     assert await board.attached_run(name) == second
     await board.detach(name, second, two)
     assert await board.attached_run(name) is None
+
+
+async def test_what_a_fleet_without_a_run_goes_on_with_is_forgotten_when_no_replica_says_so(
+    board: RedisBoard, name: str
+) -> None:
+    assert await board.kept(name) is None
+    kept = Kept(name, "/models/policy", CurrentVersion("policy", 3, "/weights/v3", "digest", 7))
+    await board.keep(name, kept, ttl_s=60)
+    assert await board.kept(name) == kept
+    await board.keep(name, kept, ttl_s=0.001)
+    await asyncio.sleep(0.01)
+    assert await board.kept(name) is None
 
 
 async def test_registered_runs_are_listed(board: RedisBoard, name: str) -> None:

@@ -1,5 +1,6 @@
 """A run trains only with engines that can load what it publishes."""
 
+import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from rollout.board import Heartbeat, ReplicaState
 from rollout.config import RedisConfig
-from rollout.errors import ConfigError
+from rollout.errors import ConfigError, StoreUnavailable
 from rollout.local_board import LocalBoard
 from rollout.memory_queue import MemoryQueue
 from tests.trainer_kit import train_config
@@ -16,7 +17,7 @@ from trainer import in_process
 from trainer.checkpoint import CheckpointStore
 from trainer.config import PushConfig
 from trainer.feeder import Feeder
-from trainer.fleet_fit import check_fleet
+from trainer.fleet_fit import check_fleet, until_misfit
 from trainer.lora_config import LoraConfig
 from trainer.publish import Publisher
 from trainer.session import Claim, Inputs, train
@@ -113,3 +114,37 @@ async def test_a_run_that_is_refused_does_not_take_the_fleet_over(tmp_path: Path
             )
     assert await board.attached_run("night") == "served"
     assert await board.runs("night") == ["served"]
+
+
+class Looks:
+    """Ends the watch after so many looks at a board on which the replica comes before the second."""
+
+    def __init__(self, board: LocalBoard, looks: int) -> None:
+        self.board, self.left, self.slept = board, looks, 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        if not self.left:
+            raise asyncio.CancelledError
+        self.left -= 1
+        if self.slept > seconds:
+            await self.board.heartbeat("night", ADAPTER, ttl_s=9)
+
+
+async def test_a_fleet_that_comes_after_the_run_is_refused_as_at_its_start() -> None:
+    looks = Looks(LocalBoard(), 9)
+    with pytest.raises(ConfigError, match=r"train\.lora is not set, but fleet night has sharing\.mode=adapter"):
+        await until_misfit(None, "night", looks.board, waits=lambda: True, sleep=looks.sleep)
+    assert (looks.left, looks.slept) == (7, 10.0)
+
+
+async def test_it_interrupts_no_step_and_nobody_whose_server_is_away() -> None:
+    class Away(LocalBoard):
+        async def replicas(self, fleet: str) -> list[Heartbeat]:
+            raise StoreUnavailable("no answer")
+
+    for board, waits in ((LocalBoard(), False), (Away(), True)):
+        looks = Looks(board, 9)
+        with pytest.raises(asyncio.CancelledError):
+            await until_misfit(None, "night", board, waits=lambda waits=waits: waits, sleep=looks.sleep)
+        assert looks.left == 0

@@ -9,7 +9,7 @@ import pytest
 from rollout.board import Heartbeat, ReplicaState
 from rollout.errors import ConfigError
 from rollout.local_board import LocalBoard
-from services.idle_check import IdleCheck
+from services.idle_check import IdleCheck, missed
 from services.idle_speed import IdleSpeed
 from services.slo import SloConfig
 
@@ -22,9 +22,18 @@ class Engine:
 
     def __init__(self, *speeds: IdleSpeed) -> None:
         self.speeds, self.slept, self.aside = list(speeds), 0.0, False
+        self.users, self.begun, self.aborted = 0, asyncio.Event(), 0
 
     async def measure(self) -> IdleSpeed:
         return self.speeds.pop(0)
+
+    async def measure_for_ever(self) -> IdleSpeed:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.aborted += 1
+        raise AssertionError
 
     async def sleep(self, seconds: float) -> None:
         self.slept += seconds
@@ -61,16 +70,48 @@ async def test_so_is_one_beside_others_that_do_not_serve(state: ReplicaState) ->
 async def test_one_more_for_users_who_need_it_starts_and_says_what_it_misses(state: ReplicaState) -> None:
     check = await started(Engine(MISSES), other=state)
     assert check.busy
-    assert "slo.ttft_s=0.1 cannot be met" in check.missed(SLO, MISSES)
+    assert "slo.ttft_s=0.1 cannot be met" in said(SLO, MISSES)
 
 
 async def test_one_that_meets_it_has_nothing_to_say() -> None:
     check = await started(Engine(MEETS))
-    assert (check.busy, check.missed(SLO, MISSES)) == (False, "")
+    assert (check.busy, said(SLO, MEETS)) == (False, "")
+
+
+def said(slo: SloConfig, idle: IdleSpeed, way_s: float = 0.0, *, gives_way: bool = True, shares: bool = True) -> str:
+    return missed(slo, idle, way_s=way_s, gives_way=gives_way, shares=shares)
+
+
+def test_a_target_that_the_way_leaves_nothing_of_is_said_with_the_idle_figure_and_the_knob() -> None:
+    words = said(SloConfig(ttft_s=0.07), MEETS, 0.03, shares=False)
+    for word in ("slo.ttft_s=0.07 cannot be met", "needs 0.05 s", "took 0.03 s", "raise slo.ttft_s"):
+        assert word in words
+    assert said(SloConfig(ttft_s=0.07), MEETS, shares=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("slo", "idle", "way_s", "named"),
+    [
+        (SloConfig(ttft_s=0.07), MEETS, 0.0, "slo.ttft_s=0.07 leaves rollouts no seat beside users: a first token of"),
+        (SloConfig(ttft_s=0.1), MEETS, 0.03, "with 0.03 s for the way"),
+        (SloConfig(tpot_s=0.012), MEETS, 0.0, "slo.tpot_s=0.012 leaves rollouts no seat beside users: 0.01 s"),
+    ],
+)
+def test_a_target_so_near_that_rollouts_get_no_seat_beside_users_is_said_where_they_share(
+    slo: SloConfig, idle: IdleSpeed, way_s: float, named: str
+) -> None:
+    assert named in said(slo, idle, way_s)
+    assert said(slo, idle, way_s, shares=False) == ""
+
+
+def test_rollouts_that_do_not_give_way_need_room_for_one_step_more() -> None:
+    slo = SloConfig(ttft_s=0.08)
+    assert said(slo, MEETS) == ""
+    assert "2 x 0.01 s" in said(slo, MEETS, gives_way=False)
 
 
 async def test_it_is_measured_again_without_anybody_until_it_meets_the_slo() -> None:
-    engine, users = Engine(MISSES, MISSES, MEETS), [1, 0, 1, 0]
+    engine, users = Engine(MISSES, MISSES, MEETS), [1, 0, 0, 1, 0, 0]
     check = await started(engine, other=ReplicaState.HEALTHY)
     met: list[IdleSpeed] = []
     again = asyncio.create_task(
@@ -81,4 +122,24 @@ async def test_it_is_measured_again_without_anybody_until_it_meets_the_slo() -> 
             await asyncio.sleep(0)
     assert (met, users, engine.slept, engine.aside) == ([MEETS], [], 120.0, False)
     assert not again.done()
+    again.cancel()
+
+
+async def test_a_measurement_leaves_the_engine_when_a_user_comes_and_is_tried_again() -> None:
+    engine = Engine(MISSES)
+    check = await started(engine, other=ReplicaState.HEALTHY)
+    check._measure = engine.measure_for_ever
+    again = asyncio.create_task(
+        check.again(lambda: SLO, users=lambda: engine.users > 0, aside=engine.without_rollouts, meets=lambda _: None)
+    )
+    async with asyncio.timeout(5.0):
+        for aborted in range(2):
+            await engine.begun.wait()
+            engine.begun.clear()
+            assert (engine.aborted, engine.aside) == (aborted, True)
+            engine.users = 1
+            while engine.aside:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert engine.aborted == aborted + 1
+            engine.users = 0
     again.cancel()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from deploy.config import load
-from deploy.local import LocalFleet
+from deploy.local import LocalFleet, check_trainer
 from rollout.errors import ConfigError
 from tests.ports import free_port
 
@@ -52,3 +52,34 @@ def test_another_failure_of_serve_stays_what_it_is(tmp_path: Path, monkeypatch: 
     fleet = LocalFleet(load([], ["--model.path", str(tmp_path), "--fleet.gateway.port", str(free_port())]))
     with pytest.raises(RuntimeError, match="no proxy"):
         fleet._start_proxy()
+
+
+ADAPTER_FLEET = ["--fleet.sharing.mode", "adapter", "--fleet.sharing.max_lora_rank", "16"]
+ADAPTER_RUN = ["--train.lora.publish", "adapter"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (ADAPTER_FLEET, ["train.lora is not set", "sharing.mode=adapter"]),
+        ([*ADAPTER_FLEET, *ADAPTER_RUN, "--train.lora.r", "32"], ["train.lora.r=32", "sharing.max_lora_rank=16"]),
+        ([*ADAPTER_RUN, "--fleet.slo.ttft_s", "2"], ["train.lora.publish=adapter", "sharing.mode=live"]),
+    ],
+)
+def test_neither_fleet_nor_trainer_starts_where_their_one_file_does_not_fit(
+    toml: Path, tmp_path: Path, flags: list[str], words: list[str]
+) -> None:
+    config = load([toml], flags)
+    with pytest.raises(ConfigError) as fleet_refusal:
+        LocalFleet(config).prepare()
+    with pytest.raises(ConfigError) as trainer_refusal:
+        check_trainer(config)
+    assert str(fleet_refusal.value) == str(trainer_refusal.value)
+    for word in words:
+        assert word in str(fleet_refusal.value)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_file_that_says_nothing_of_the_fleet_is_no_reason_to_refuse_its_run(toml: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train\.prompts\.train=.*: no such file"):
+        check_trainer(load([toml], ADAPTER_RUN))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollout.errors import ConfigError
 from services.idle_speed import IdleSpeed
-from services.seat_guard import Felt, Guard, check_attainable, guarded_seats, next_guard
+from services.seat_guard import Felt, Guard, check_attainable, cramped, guarded_seats, next_guard
 from services.slo import SloConfig
 
 TICK = 0.1
@@ -195,6 +195,13 @@ def test_an_slo_that_the_idle_engine_cannot_meet_is_refused_with_both_values(slo
     assert str(IDLE.first_token_s if "ttft" in named else IDLE.token_s) in str(caught.value)
     check_attainable(SLO, IDLE)
     check_attainable(SloConfig(), IDLE)
+
+
+@pytest.mark.parametrize("slo", [SloConfig(ttft_s=0.11), SloConfig(tpot_s=0.024)])
+def test_a_target_that_is_said_to_leave_rollouts_no_seat_leaves_them_none_on_the_lightest_step(slo: SloConfig) -> None:
+    assert cramped(slo, IDLE, way_s=0.0, met_steps=2)
+    plant = Plant(IDLE.token_s, 0.0, users=1, guard=Guard(limit=40.0))
+    assert set(plant.run(10.0, slo)[-50:]) == {0}
 
 
 def test_the_limit_is_never_above_its_ceiling() -> None:

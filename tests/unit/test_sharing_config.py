@@ -60,3 +60,9 @@ def test_a_demo_whose_engines_cannot_load_what_it_trains_is_refused(tmp_path: Pa
         check_settings(tmp_path / "demo", steps=7, flags=adapter)
     config = check_settings(tmp_path / "demo", steps=7, flags=[*adapter, "--fleet.sharing.mode", "adapter"])
     assert config.fleet.sharing.max_loras == 2
+
+
+def test_the_rank_that_engines_have_room_for_can_be_given_as_a_flag(toml: Path) -> None:
+    assert load([toml], ["--fleet.sharing.max_lora_rank", "64"]).fleet.sharing.max_lora_rank == 64
+    with pytest.raises(ConfigError, match=r"max_lora_rank: 12 is not accepted"):
+        load([toml], ["--fleet.sharing.max_lora_rank", "12"])

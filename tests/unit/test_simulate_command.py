@@ -65,7 +65,12 @@ def test_settings_are_flags_too(files: Path, capsys: pytest.CaptureFixture[str])
         (["--hours", "nan"], ["--hours", "'nan' is not between 0 and 8784"]),
         (["--push-every-s", "1e-6"], ["--push-every-s", "'1e-6' is not between 0.1"]),
         (["--fleet.engine.max_model_len", "32"], ["max_model_len=32", "users.csv:"]),
+        (["--fleet.gateway.limits.max_tokens", "19"], ["output_tokens=20", "fleet.gateway.limits.max_tokens=19"]),
         (["--calibrate", "x.json"], ["--calibrate", "not allowed with"]),
+        (["--out", "engine.json"], ["--out does nothing with --trace, only with --calibrate"]),
+        (["--load", "80"], ["--load does nothing with --trace, only with --calibrate or --validate"]),
+        (["--peak", "2"], ["--peak does nothing with --trace, only with --example-trace"]),
+        (["--push-every-s", "9", "--train-step-s", "5"], ["--push-every-s 9 does nothing with --train-step-s 5"]),
     ],
     ids=" ".join,
 )
@@ -81,6 +86,33 @@ def test_settings_without_a_trace_are_refused(files: Path, capsys: pytest.Captur
     outcome = run(capsys, "simulate", "--calibrate", str(files / "bench.json"), "--laod", "80")
     assert outcome.code == cli.USAGE
     assert "--laod: settings are for --trace FILE" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (
+            ["--calibrate", "bench.json", "--json", "x.json"],
+            "--json does nothing with --calibrate, only with --trace or",
+        ),
+        (["--calibrate", "bench.json", "--seed", "0"], "--seed does nothing with --calibrate"),
+        (["--calibrate", "bench.json", "--sweep"], "--sweep does nothing with --calibrate, only with --trace"),
+        (
+            ["--validate", "bench.json", "--engine", "e.json"],
+            "--engine does nothing with --validate, only with --trace",
+        ),
+        (["--validate", "bench.json", "--out", "e.json"], "--out does nothing with --validate, only with --calibrate"),
+        (["--example-trace", "--replicas", "2"], "--replicas does nothing with --example-trace, only with --trace"),
+        (["--example-trace", "--settings", "f.toml"], "--settings does nothing with --example-trace"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_a_question_does_not_read_is_refused_with_both_arguments(
+    capsys: pytest.CaptureFixture[str], more: list[str], words: str
+) -> None:
+    outcome = run(capsys, "simulate", *more)
+    assert outcome.code == cli.USAGE
+    assert words in outcome.stderr
 
 
 def test_the_settings_say_how_many_replicas_there_are(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

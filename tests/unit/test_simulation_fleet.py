@@ -220,6 +220,14 @@ def test_the_table_says_what_was_asked() -> None:
     assert "no trainer" in text
 
 
+def test_the_settings_given_are_among_those_that_a_sweep_tries() -> None:
+    one = scene(2, harvest={"user_reserve": 3}, slo={"ttft_s": 0.4, "most_headroom": 0.75})
+    swept = list(variants(one))
+    assert one in swept
+    assert len(swept) == 4 * 5
+    assert {each.options.harvest.user_reserve for each in swept} == {0, 3, 4, 8}
+
+
 def test_a_sweep_chooses_the_most_tokens_that_users_do_not_pay_for() -> None:
     one = scene(2)
     found = outcome("requests")
