@@ -1,102 +1,78 @@
-"""A push that is cut short by the death of a receiver, and users who ask all the while."""
+"""A fleet that loses replicas: the trainer that kills them, and what is to be true of rollouts afterwards."""
 
 import asyncio
 import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
 import pytest
 import torch.distributed as dist
 
 from rollout.board import Heartbeat, ReplicaState
 from rollout.client import RolloutClient
+from rollout.client_records import SampledGroup, SampleSegment
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.weights import WeightManifest
-from tests.fake_trainer import FakeTrainer
+from tests.fake_trainer import AdapterTrainer, FakeTrainer
 from tests.running_fleet import START_S, RunningFleet
-
-Answer = tuple[float, float, int]
-"""Begin, end and status, 0 where none came."""
-
-_PAUSE_S = 0.1
-"""Of a user, so that one replica is enough for all of them."""
-_AT_ITS_DEATH_S = 5.0
-"""A request may still find its way to a replica that is dead this long."""
-_MISLED = 2
-"""Requests of one user that may: the first that fails tells the router."""
 
 
 @dataclass
-class Interrupted(FakeTrainer):
-    """Kills a receiver when the collective has formed and no byte has gone."""
+class Death:
+    """Of a replica's process, by SIGKILL."""
 
-    victim: int = 0
-    killed_at: float = 0.0
+    known: threading.Event = field(default_factory=threading.Event)
+    at: float = 0.0
+    """Monotonic seconds."""
+    wall: float = 0.0
+    """Unix seconds."""
+
+    def of(self, victim: Heartbeat) -> None:
+        os.kill(victim.pid, signal.SIGKILL)
+        self.at, self.wall = time.monotonic(), time.time()
+        self.known.set()
+
+
+@dataclass
+class Killer(FakeTrainer):
+    """Kills a receiver, where it is told to, when the collective has formed and no byte has gone."""
+
+    victim: Heartbeat | None = None
+    death: Death = field(default_factory=Death)
+
+    async def interrupted_push(self, victim: Heartbeat, *, replicas: int, noise: float = 0.05) -> None:
+        """The next version, whose collective ends as the victim does."""
+        self.victim = victim
+        manifest = await self.publish(noise=noise)
+        with pytest.raises(RuntimeError):
+            await self.push(manifest, replicas=replicas)
+        self.victim = None
 
     def _broadcast(self, store: dist.TCPStore, epoch: int, size: int, manifest: WeightManifest, spoil: bool) -> None:
-        os.kill(self.victim, signal.SIGKILL)
-        self.killed_at = time.monotonic()
+        if self.victim is not None:
+            self.death.of(self.victim)
         super()._broadcast(store, epoch, size, manifest, spoil)
 
 
-@dataclass
-class User:
-    """Asks for the same thing again and again."""
-
-    fleet: RunningFleet
-    model: str
-    pause_s: float
-    tokens: int
-    over: threading.Event = field(default_factory=threading.Event)
-    answers: list[Answer] = field(default_factory=list)
-
-    def run(self) -> None:
-        headers = {"Authorization": f"Bearer {self.fleet.tokens.user}"}
-        body = {"model": self.model, "prompt": "the quick", "max_tokens": self.tokens}
-        while not self.over.is_set():
-            begun = time.monotonic()
-            try:
-                url = f"{self.fleet.url}/v1/completions"
-                status = httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False).status_code
-            except httpx.HTTPError:
-                status = 0
-            self.answers.append((begun, time.monotonic(), status))
-            self.over.wait(self.pause_s)
-
-
-@contextmanager
-def users(
-    fleet: RunningFleet, model: str, *, count: int = 2, pause_s: float = _PAUSE_S, tokens: int = 8
-) -> Iterator[list[User]]:
-    asking = [User(fleet, model, pause_s, tokens) for _ in range(count)]
-    threads = [threading.Thread(target=user.run, daemon=True) for user in asking]
-    for thread in threads:
-        thread.start()
-    try:
-        yield asking
-    finally:
-        for user in asking:
-            user.over.set()
-        for thread in threads:
-            thread.join(60)
+class AdapterKiller(Killer, AdapterTrainer):
+    """The same with versions that are adapters alone."""
 
 
 @asynccontextmanager
-async def trainer(fleet: RunningFleet, weights: Path) -> AsyncIterator[Interrupted]:
+async def trainer(fleet: RunningFleet, weights: Path, kind: type[Killer] = Killer) -> AsyncIterator[Killer]:
     config = fleet.config
     store = await RedisStore.connect(fleet.redis)
     queue, board = RedisQueue(store, config.run), RedisBoard(store)
     token = await queue.acquire_writer("fake-trainer", ttl_s=600)
     await board.attach(config.fleet, config.run, token)
-    yield Interrupted(config.fleet, config.run, board, token, config.model.path, weights)
+    yield kind(config.fleet, config.run, board, token, config.model.path, weights)
     await queue.release_writer(token)
     await store.close()
 
@@ -114,29 +90,34 @@ async def healthy(
             await asyncio.sleep(0.1)
 
 
-async def delivered(client: RolloutClient, rollout: str) -> int:
-    """How many groups, once all have ended; raises AssertionError where one ended otherwise."""
+async def delivered(fleet: RunningFleet, client: RolloutClient, rollout: str) -> list[SampledGroup]:
+    """Its groups, once all have ended. Raises AssertionError where one ended otherwise, and where the ledger does not
+    add up or is not what the queue holds."""
     groups = await asyncio.to_thread(lambda: list(client.stream(rollout, wait_s=START_S)))
     assert {group.state for group in groups} == {"delivered"}
-    return len(groups)
+    await check_ledger(fleet)
+    return groups
 
 
-def hurt(answers: Sequence[Answer], killed_at: float) -> list[Answer]:
-    """Requests of one user that failed for no good reason, times from the death of the replica.
-
-    Good is the reason of those that were on their way when it died, and of the first `_MISLED` that began within
-    `_AT_ITS_DEATH_S` after.
-    """
-    failed = [(begun - killed_at, ended - killed_at, status) for begun, ended, status in answers if status != 200]
-    before = [answer for answer in failed if answer[1] < 0]
-    misled = [answer for answer in failed if 0 <= answer[0] <= _AT_ITS_DEATH_S]
-    after = [answer for answer in failed if answer[0] > _AT_ITS_DEATH_S]
-    return before + misled[_MISLED:] + after
+async def check_ledger(fleet: RunningFleet) -> None:
+    store = await RedisStore.connect(fleet.redis)
+    try:
+        queue = RedisQueue(store, fleet.config.run)
+        ledger = await queue.ledger()
+        assert ledger.balance == 0
+        assert await queue.audit() == ledger
+    finally:
+        await store.close()
 
 
-async def interrupted_push(pusher: Interrupted, victim: Heartbeat, *, replicas: int) -> None:
-    """The next version, whose collective ends as the victim does."""
-    pusher.victim = victim.pid
-    manifest = await pusher.publish()
-    with pytest.raises(RuntimeError):
-        await pusher.push(manifest, replicas=replicas)
+def segments(groups: Iterable[SampledGroup]) -> list[SampleSegment]:
+    return [segment for group in groups for sample in group.samples for segment in sample.segments]
+
+
+def versions(segment: SampleSegment, published: Collection[int]) -> list[int]:
+    """In their order. Raises AssertionError where a token has none, or one that was never published."""
+    spans = segment.version_spans
+    assert [0, *(stop for _, _, stop in spans)] == [*(start for _, start, _ in spans), len(segment.response_ids)]
+    found = [version for version, _, _ in spans]
+    assert set(found) <= set(published), (found, published)
+    return found

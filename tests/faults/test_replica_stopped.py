@@ -84,9 +84,7 @@ def _leased(stats: QueueStats) -> int:
 
 def test_leases_are_given_back_while_users_requests_still_run(bench: Any, tmp_path: Path) -> None:
     model = bench("large_policy").large_policy(tmp_path / "model")
-    toml = write_toml(tmp_path, model=model, port=free_port(), max_replicas=1)
-    settings = toml.read_text().replace("max_model_len = 256", f"max_model_len = {_LONGEST}")
-    toml.write_text(settings.replace("max_tokens = 64", f"max_tokens = {_LONGEST}"))
+    toml = write_toml(tmp_path, model=model, port=free_port(), max_replicas=1, context=_LONGEST, max_tokens=_LONGEST)
     with run_configured(tmp_path, toml) as fleet, ThreadPoolExecutor() as threads:
         assert ask(fleet, 16).status_code == 200
         serve = deleter(fleet)
