@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from rollout.board import Board
-from tests.running_fleet import RunningFleet
+from tests.running_fleet import START_S, RunningFleet
 
 LONGEST = 6000
 """Tokens of an answer that lasts for some ten seconds; what the limit on answers has to be for it."""
@@ -155,7 +155,7 @@ class Readers:
 
     async def ended(self) -> None:
         for thread in self._threads:
-            await asyncio.to_thread(thread.join, _TIMEOUT_S)
+            await asyncio.to_thread(thread.join, START_S)
         assert all(reader.ended for reader in self.all)
 
     async def check_lost(self, victim: str, *, died: float) -> None:

@@ -15,7 +15,7 @@ from rollout.client_records import SampleSegment
 from rollout.weights import version_dir
 from tests.fake_trainer import FakeTrainer, peft_logprobs
 from tests.fleet_users import LONGEST, Readers, count, failed, users
-from tests.killed_push import AdapterKiller, delivered, healthy, segments, trainer, versions
+from tests.killed_replicas import AdapterKiller, delivered, healthy, segments, trainer, versions
 from tests.running_fleet import run_fleet
 
 pytestmark = pytest.mark.timeout(1500)

@@ -8,7 +8,7 @@ import pytest
 
 from rollout.client import RolloutClient
 from tests.fleet_users import LONGEST, Readers, count, failed, users
-from tests.killed_push import delivered, healthy, segments, trainer, versions
+from tests.killed_replicas import delivered, healthy, segments, trainer, versions
 from tests.running_fleet import run_fleet
 
 pytestmark = pytest.mark.timeout(1500)

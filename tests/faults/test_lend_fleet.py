@@ -17,7 +17,7 @@ from rollout.board import Heartbeat, ReplicaRole
 from rollout.client import RolloutClient
 from rollout.client_records import SampledGroup
 from tests.fleet_users import LONGEST, Answer, Readers, User, count, failed, users
-from tests.killed_push import Death, Killer, delivered, healthy, segments, trainer, versions
+from tests.killed_replicas import Death, Killer, delivered, healthy, segments, trainer, versions
 from tests.running_fleet import START_S, RunningFleet, run_fleet
 from tests.tiny_models import build_policy
 

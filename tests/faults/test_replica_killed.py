@@ -20,7 +20,7 @@ from rollout.queue import GroupStatus, RolloutQueue
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
-from tests.killed_push import Death, check_ledger, delivered
+from tests.killed_replicas import Death, check_ledger, delivered
 from tests.processes import wait_until_gone
 from tests.running_fleet import START_S, RunningFleet
 

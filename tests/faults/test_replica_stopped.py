@@ -17,6 +17,7 @@ from rollout.client import RolloutClient
 from rollout.queue import QueueStats
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
+from tests.killed_replicas import check_ledger
 from tests.ports import free_port
 from tests.running_fleet import RunningFleet, run_configured, write_toml
 
@@ -107,3 +108,4 @@ def test_leases_are_given_back_while_users_requests_still_run(bench: Any, tmp_pa
         print(f"leases back after {seconds:.2f} s; figures of the replica: {stats}")
         assert seconds < _SOON * until_answered_s(users, seconds)
         serve.wait(60)
+        asyncio.run(check_ledger(fleet))
