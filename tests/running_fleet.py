@@ -47,9 +47,14 @@ def write_toml(
     run: str = "default",
     min_replicas: int = 1,
     max_replicas: int = 2,
+    context: int = 256,
+    max_tokens: int = 64,
     more: str = "",
 ) -> Path:
-    """A configuration as small as an engine takes, with a reward of the user's own, and `more` of [fleet]."""
+    """A configuration as small as an engine takes, with a reward of the user's own, and `more` of [fleet].
+
+    Sequences have at most `context` tokens, users' answers at most `max_tokens`.
+    """
     path = directory / "nightshift.toml"
     path.write_text(
         f"""
@@ -70,7 +75,7 @@ timeout_s = 5
 
 [fleet.engine]
 dtype = "float32"
-max_model_len = 256
+max_model_len = {context}
 max_num_seqs = 16
 
 [fleet.harvest]
@@ -85,7 +90,7 @@ max_replicas = {max_replicas}
 [fleet.gateway]
 port = {port}
 [fleet.gateway.limits]
-max_tokens = 64
+max_tokens = {max_tokens}
 {more}
 """
     )
@@ -99,13 +104,17 @@ def run_fleet(
     architecture: Architecture = "qwen3_tied",
     min_replicas: int = 1,
     max_replicas: int = 2,
+    answers: int = 64,
     more: str = "",
 ) -> Iterator[RunningFleet]:
-    """Start it, wait until it is healthy, and end it; its end is part of what is tested."""
-    model = directory / "model"
-    build_policy(model, architecture)
+    """Start it, wait until it is healthy, and end it; its end is part of what is tested. Users' answers may have
+    `answers` tokens."""
+    context = max(256, answers + 64)
+    model = build_policy(directory / "model", architecture, context=max(512, context))
     replicas = {"min_replicas": min_replicas, "max_replicas": max_replicas}
-    toml = write_toml(directory, model=model, port=free_port(), more=more, **replicas)
+    toml = write_toml(
+        directory, model=model, port=free_port(), context=context, max_tokens=answers, more=more, **replicas
+    )
     with run_configured(directory, toml) as fleet:
         yield fleet
 

@@ -51,9 +51,10 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_config(
-    architecture: Architecture, *, vocab_size: int, eos_token_id: int, pad_token_id: int
+    architecture: Architecture, *, vocab_size: int, eos_token_id: int, pad_token_id: int, context: int = 512
 ) -> PretrainedConfig:
-    """Two layers, hidden size 64, grouped-query attention of head size 32 (the smallest the CPU engine takes)."""
+    """Two layers, hidden size 64, grouped-query attention of head size 32 (the smallest the CPU engine takes), for
+    sequences of `context` tokens."""
     shape = {
         "vocab_size": vocab_size,
         "hidden_size": 64,
@@ -61,7 +62,7 @@ def build_config(
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": context,
         "eos_token_id": eos_token_id,
         "pad_token_id": pad_token_id,
         "bos_token_id": None,
@@ -77,7 +78,9 @@ def build_config(
             return Qwen2Config(**shape, tie_word_embeddings=True)
 
 
-def build_model(architecture: Architecture, tokenizer: PreTrainedTokenizerFast, *, seed: int = 0) -> PreTrainedModel:
+def build_model(
+    architecture: Architecture, tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, context: int = 512
+) -> PreTrainedModel:
     """A float32 model whose logits spread over about a nat and whose biases are not zero."""
     torch.manual_seed(seed)
     config = build_config(
@@ -85,6 +88,7 @@ def build_model(architecture: Architecture, tokenizer: PreTrainedTokenizerFast, 
         vocab_size=len(tokenizer),
         eos_token_id=cast(int, tokenizer.eos_token_id),
         pad_token_id=cast(int, tokenizer.pad_token_id),
+        context=context,
     )
     model = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config, dtype=torch.float32))
     with torch.no_grad():
@@ -96,10 +100,12 @@ def build_model(architecture: Architecture, tokenizer: PreTrainedTokenizerFast, 
     return model
 
 
-def build_policy(directory: Path, architecture: Architecture = "qwen3_tied", *, seed: int = 0) -> Path:
+def build_policy(
+    directory: Path, architecture: Architecture = "qwen3_tied", *, seed: int = 0, context: int = 512
+) -> Path:
     """Write model and tokenizer as a Hugging Face directory; returns it."""
     tokenizer = build_tokenizer()
-    model = build_model(architecture, tokenizer, seed=seed)
+    model = build_model(architecture, tokenizer, seed=seed, context=context)
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

@@ -2,13 +2,13 @@
 version arrives there, and who comes in the victim's place has it before its first rollout.
 """
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from rollout.client import RolloutClient
-from tests.killed_push import delivered, healthy, hurt, interrupted_push, trainer, users
+from tests.fleet_users import LONGEST, Readers, count, failed, users
+from tests.killed_replicas import delivered, healthy, segments, trainer, versions
 from tests.running_fleet import run_fleet
 
 pytestmark = pytest.mark.timeout(1500)
@@ -17,18 +17,24 @@ _GROUPS = 120
 
 
 async def test_a_replica_that_users_share_is_killed_between_invitation_and_bytes(tmp_path: Path) -> None:
-    with run_fleet(tmp_path, min_replicas=2) as fleet, RolloutClient(fleet.url, fleet.tokens.rollout) as client:
+    with (
+        run_fleet(tmp_path, min_replicas=2, answers=LONGEST) as fleet,
+        RolloutClient(fleet.url, fleet.tokens.rollout) as client,
+    ):
         async with trainer(fleet, tmp_path / "weights") as pusher:
             victim, other = sorted(await healthy(pusher, count=2), key=lambda beat: beat.replica)
+            readers = Readers(fleet, fleet.config.model.name, pusher.board)
+            await readers.begin([victim.replica, other.replica])
             rollout = client.submit([f"p{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 60}).id
             await pusher.beat_where(lambda beat: beat.replica == victim.replica and beat.seats_rollouts > 0)
-            with users(fleet, fleet.config.model.name, count=2) as asking:
-                await asyncio.sleep(1)
-                await interrupted_push(pusher, victim, replicas=2)
+            with users(fleet, fleet.config.model.name, since=pusher.death.known) as asking:
+                await pusher.interrupted_push(victim, replicas=2)
                 await healthy(pusher, lambda beat: beat.replica == other.replica and beat.version == 1)
                 known = {victim.replica, other.replica}
                 (successor,) = await healthy(pusher, lambda beat: beat.replica not in known)
                 assert successor.version == 1
-                assert await delivered(client, rollout) == _GROUPS
-            assert [answer for user in asking for answer in hurt(user.answers, pusher.killed_at)] == []
-            assert sum(len(user.answers) for user in asking) > 50
+                groups = await delivered(fleet, client, rollout)
+            await readers.check_lost(victim.replica, died=pusher.death.at)
+            assert failed(asking) == []
+            assert count(asking) > 50
+            assert {version for segment in segments(groups) for version in versions(segment, {0, 1})} == {0, 1}

@@ -1,12 +1,11 @@
 """A fleet that lends, as an operator starts it: users have the production model all the while, rollouts the policy,
-also when a replica dies on its way to rollouts, lent in the middle of a push, or on its way back.
+also when a replica dies on its way to rollouts, lent in the middle of a push, on its way back, or as the only one that
+serves.
 """
 
 import asyncio
-import os
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ import pytest
 
 from rollout.board import Heartbeat, ReplicaRole
 from rollout.client import RolloutClient
-from tests.fake_trainer import FakeTrainer
-from tests.killed_push import delivered, healthy, hurt, interrupted_push, trainer, users
+from rollout.client_records import SampledGroup
+from tests.fleet_users import LONGEST, Answer, Readers, User, count, failed, users
+from tests.killed_replicas import Death, Killer, delivered, healthy, segments, trainer, versions
 from tests.running_fleet import START_S, RunningFleet, run_fleet
 from tests.tiny_models import build_policy
 
@@ -33,13 +33,18 @@ quiet_s = 2
 min_gain = 0
 """
 _GROUPS = 120
+_NOTICED_S = 8.0
+"""From the end of the last replica that serves until the lent one is called back: three seconds of its silence, which
+begins up to one after its end, and what a busy machine adds."""
+_FOUND_S = 5.0
+"""From a replica's return to users until those who wait have answers: what the router knows is two seconds old."""
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
     directory = tmp_path_factory.mktemp("lend")
-    production = build_policy(directory / "production", seed=11)
-    with run_fleet(directory, min_replicas=2, more=_LENDING.format(production=production)) as running:
+    production = build_policy(directory / "production", seed=11, context=LONGEST + 64)
+    with run_fleet(directory, min_replicas=2, answers=LONGEST, more=_LENDING.format(production=production)) as running:
         yield running
 
 
@@ -72,9 +77,9 @@ def ask(fleet: RunningFleet, max_tokens: int = 24) -> str:
     return str(answer.json()["choices"][0]["text"])
 
 
-def submitted(client: RolloutClient, letter: str) -> str:
+def submitted(client: RolloutClient, letter: str, *, groups: int = _GROUPS) -> str:
     """A rollout of groups that no other one has."""
-    prompts = [f"{letter}{number}" for number in range(_GROUPS)]
+    prompts = [f"{letter}{number}" for number in range(groups)]
     return str(client.submit(prompts, n=4, sampling={"max_tokens": 60}).id)
 
 
@@ -115,54 +120,91 @@ async def test_a_lent_replica_is_killed_between_invitation_and_bytes(fleet: Runn
     with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
         async with trainer(fleet, tmp_path / "weights") as pusher:
             rollout = submitted(client, "q")
-            (lent,) = await healthy(pusher, lambda beat: beat.role is ReplicaRole.ROLLOUT and beat.seats_rollouts > 0)
+            (lent,) = await healthy(pusher, harvests)
             with users(fleet, "assistant", count=1) as asking:
                 await asyncio.sleep(1)
-                await interrupted_push(pusher, lent, replicas=1)
+                await pusher.interrupted_push(lent, replicas=1)
                 (successor,) = await healthy(
                     pusher, lambda beat: beat.role is ReplicaRole.ROLLOUT and beat.replica != lent.replica
                 )
                 await healthy(pusher, lambda beat: beat.replica == successor.replica and beat.version == 1)
-                assert await delivered(client, rollout) == _GROUPS
-            assert [answer for user in asking for answer in user.answers if answer[2] != 200] == []
-            assert sum(len(user.answers) for user in asking) > 50
+                check_versions(await delivered(fleet, client, rollout), {0, 1})
+            assert failed(asking) == []
+            assert count(asking) > 50
 
 
 async def test_a_replica_is_killed_on_its_way_back_to_users(fleet: RunningFleet, tmp_path: Path) -> None:
     with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
         async with trainer(fleet, tmp_path / "weights") as pusher:
             rollout = submitted(client, "r")
-            (lent,) = await healthy(pusher, lambda beat: beat.role is ReplicaRole.ROLLOUT and beat.seats_rollouts > 0)
+            (lent,) = await healthy(pusher, harvests)
             with users(fleet, "assistant", count=1) as asking, users(fleet, "assistant", count=24, pause_s=0) as crowd:
                 # given its rollouts up, and not back with users yet
                 assert (await in_role(pusher, ReplicaRole.RECLAIMING)).replica == lent.replica
-                os.kill(lent.pid, signal.SIGKILL)
-                killed_at = time.monotonic()
+                pusher.death.of(lent)
                 for user in crowd:
                     user.over.set()
                 await healthy(pusher, lambda beat: beat.replica != lent.replica, count=2)
-                assert await delivered(client, rollout) == _GROUPS
-            assert [answer for user in asking for answer in hurt(user.answers, killed_at)] == []
-            assert sum(len(user.answers) for user in asking) > 50
+                await delivered(fleet, client, rollout)
+            assert failed([*asking, *crowd]) == []
+            assert count(asking) > 50
 
 
 async def test_a_replica_is_killed_while_its_last_users_finish(fleet: RunningFleet, tmp_path: Path) -> None:
     with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
         async with trainer(fleet, tmp_path / "weights") as pusher:
-            with users(fleet, "assistant", count=24, pause_s=0):
-                await healthy(pusher, lambda beat: beat.role is ReplicaRole.SERVING, count=2)
-            with users(fleet, "assistant", tokens=64, pause_s=0) as asking:
-                rollout = submitted(client, "d")
-                leaving = await in_role(pusher, ReplicaRole.DRAINING)
-                os.kill(leaving.pid, signal.SIGKILL)
-                killed_at = time.monotonic()
+            both = await both_serve(fleet, pusher)
+            readers = Readers(fleet, "assistant", pusher.board)
+            await readers.begin(both)
+            rollout = submitted(client, "d")
+            leaving = await in_role(pusher, ReplicaRole.DRAINING)
+            with users(fleet, "assistant") as asking:
+                pusher.death.of(leaving)
                 await healthy(pusher, lambda beat: beat.replica != leaving.replica, count=2)
-                assert await delivered(client, rollout) == _GROUPS
-            assert [answer for user in asking for answer in hurt(user.answers, killed_at)] == []
-            assert sum(len(user.answers) for user in asking) > 50
+                await delivered(fleet, client, rollout)
+            await readers.check_lost(leaving.replica, died=pusher.death.at)
+            assert failed(asking) == []
+            assert count(asking) > 50
 
 
-async def in_role(pusher: FakeTrainer, role: ReplicaRole) -> Heartbeat:
+async def test_the_only_replica_that_serves_is_killed_and_the_lent_one_comes_back_for_users(
+    fleet: RunningFleet, tmp_path: Path
+) -> None:
+    with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
+        async with trainer(fleet, tmp_path / "weights") as pusher:
+            rollout = submitted(client, "s", groups=5 * _GROUPS)
+            (lent,) = await healthy(pusher, harvests)
+            (serving,) = await healthy(pusher, lambda beat: beat.role is ReplicaRole.SERVING)
+            readers = Readers(fleet, "assistant", pusher.board)
+            await readers.begin([serving.replica])
+            with users(fleet, "assistant", count=4, since=pusher.death.known) as asking:
+                pusher.death.of(serving)
+                back = await pusher.beat_where(
+                    lambda beat: beat.replica == lent.replica and beat.role is ReplicaRole.SERVING
+                )
+                await healthy(pusher, lambda beat: beat.replica != serving.replica, count=2)
+                await delivered(fleet, client, rollout)
+            await readers.check_lost(serving.replica, died=pusher.death.at)
+            check_recall(back, pusher.death)
+            assert failed(asking) == []
+            assert count(asking) > 50
+            assert late(asking, back_at=pusher.death.at + back_s(back, pusher.death)) == []
+
+
+def harvests(beat: Heartbeat) -> bool:
+    return beat.role is ReplicaRole.ROLLOUT and beat.seats_rollouts > 0
+
+
+async def both_serve(fleet: RunningFleet, pusher: Killer) -> list[str]:
+    """The two replicas, once a crowd of users has both."""
+    with users(fleet, "assistant", count=24, pause_s=0):
+        beats = await healthy(pusher, lambda beat: beat.role is ReplicaRole.SERVING, count=2)
+    both = [beat.replica for beat in beats]
+    await healthy(pusher, lambda beat: beat.replica in both and beat.seats_users == 0, count=2)
+    return both
+
+
+async def in_role(pusher: Killer, role: ReplicaRole) -> Heartbeat:
     """The first replica that says so."""
     async with asyncio.timeout(START_S):
         while True:
@@ -170,3 +212,28 @@ async def in_role(pusher: FakeTrainer, role: ReplicaRole) -> Heartbeat:
                 if beat.role is role:
                     return beat
             await asyncio.sleep(0.005)
+
+
+def check_versions(groups: Sequence[SampledGroup], published: Collection[int]) -> None:
+    for segment in segments(groups):
+        versions(segment, published)
+
+
+def check_recall(back: Heartbeat, death: Death) -> None:
+    """It was decided soon, and cut rollouts, which keep their tokens."""
+    switch = back.switches[-1]
+    assert switch.to is ReplicaRole.SERVING
+    assert 0 < switch.decided_at - death.wall < _NOTICED_S, switch
+    assert switch.cut_tokens > 0, "no rollout was under way"
+
+
+def back_s(back: Heartbeat, death: Death) -> float:
+    """From the death until users could have the replica."""
+    switch = back.switches[-1]
+    return switch.decided_at + switch.parts["verified"] - death.wall
+
+
+def late(asking: Iterable[User], *, back_at: float) -> list[Answer]:
+    """Answers that took longer than the recall and a little."""
+    answers = [answer for user in asking for answer in user.answers]
+    return [answer for answer in answers if answer.ended - max(answer.begun, back_at) > _FOUND_S]

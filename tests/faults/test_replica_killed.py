@@ -2,16 +2,25 @@
 samples go on from what was salvaged, the rest of the engine goes with the replica, and another one comes.
 """
 
+import asyncio
 import os
 import signal
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
+from rollout.board import Board, Heartbeat
 from rollout.client import RolloutClient
+from rollout.queue import GroupStatus, RolloutQueue
+from rollout.redis_board import RedisBoard
+from rollout.redis_queue import RedisQueue
+from rollout.redis_store import RedisStore
+from tests.killed_replicas import Death, check_ledger, delivered
 from tests.processes import wait_until_gone
 from tests.running_fleet import START_S, RunningFleet
 
@@ -20,7 +29,9 @@ pytestmark = pytest.mark.timeout(900)
 _REAPED_S = 30.0
 _DEAD_ENGINE_S = 3.0
 """Long enough for a harvester that goes on leasing to fail every group as often as is allowed."""
-_GROUPS = 200
+_GROUPS, _SAMPLES = 200, 4
+_HASTE = 2.0
+"""What an engine may be faster by than in the second before."""
 
 
 def replicas(fleet: RunningFleet) -> list[dict[str, Any]]:
@@ -53,19 +64,76 @@ def leased(client: RolloutClient, rollout: str) -> None:
         time.sleep(0.02)
 
 
-def test_a_killed_replicas_samples_go_on_elsewhere_from_the_tokens_that_redis_has(fleet: RunningFleet) -> None:
-    victim = healthy_replica(fleet, besides=set())
-    others = {replica["replica"] for replica in replicas(fleet)}
-    with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
-        rollout = client.submit([f"q{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 64}).id
-        while client.get(rollout).counts.get("delivered", 0) < _GROUPS // 20:
-            time.sleep(0.02)
-        os.kill(victim["pid"], signal.SIGKILL)
-        assert client.get(rollout).counts.get("delivered", 0) < _GROUPS, "killed at its work"
-        healthy_replica(fleet, besides=others)
-        assert [group.state for group in client.stream(rollout, wait_s=START_S)] == ["delivered"] * _GROUPS
-    time.sleep(2)  # the next heartbeats
-    assert sum(replica["rollout_salvaged"] for replica in replicas(fleet)) > 0
+@asynccontextmanager
+async def queue_and_board(fleet: RunningFleet) -> AsyncIterator[tuple[RolloutQueue, Board]]:
+    store = await RedisStore.connect(fleet.redis)
+    try:
+        yield RedisQueue(store, fleet.config.run), RedisBoard(store)
+    finally:
+        await store.close()
+
+
+async def killed_as_it_speaks(fleet: RunningFleet, board: Board, replica: str) -> float:
+    """Kills it when its heartbeat is new; returns how many tokens it has generated since its start at most."""
+    earlier, last = await next_beat(fleet, board, replica), await next_beat(fleet, board, replica)
+    death = Death()
+    death.of(last)
+    per_s = (last.rollout_tokens - earlier.rollout_tokens) / (last.sent_at - earlier.sent_at)
+    assert per_s > 0, "it was generating"
+    return last.rollout_tokens + _HASTE * per_s * (death.wall - last.sent_at)
+
+
+async def next_beat(fleet: RunningFleet, board: Board, replica: str) -> Heartbeat:
+    """As soon as there is one that has rollouts."""
+    known: Heartbeat | None = None
+    async with asyncio.timeout(30):
+        while True:
+            (beat,) = [beat for beat in await board.replicas(fleet.config.fleet) if beat.replica == replica]
+            if known is not None and beat.sent_at != known.sent_at and beat.seats_rollouts > 0:
+                return beat
+            known = beat
+            await asyncio.sleep(0.002)
+
+
+def tokens(status: GroupStatus) -> int:
+    """Of the responses of a group."""
+    assert status.group is not None
+    return sum(sample.num_response_tokens for sample in status.group.samples_G)
+
+
+def replica_of(status: GroupStatus) -> str:
+    assert status.group is not None
+    return status.group.replica
+
+
+async def test_a_killed_replicas_samples_go_on_elsewhere_and_lose_no_more_tokens_than_they_may(
+    fleet: RunningFleet,
+) -> None:
+    async with queue_and_board(fleet) as (queue, board):
+        victim = healthy_replica(fleet, besides=set())
+        before = {beat.replica: beat for beat in await board.replicas(fleet.config.fleet)}
+        assert all(beat.seats_rollouts == 0 for beat in before.values())
+        with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
+            prompts = [f"q{number}" for number in range(_GROUPS)]
+            rollout = client.submit(prompts, n=_SAMPLES, sampling={"max_tokens": 64})
+            generated = await killed_as_it_speaks(fleet, board, victim["replica"])
+            generated -= before[victim["replica"]].rollout_tokens
+            assert client.get(rollout.id).counts.get("delivered", 0) < _GROUPS, "killed at its work"
+            await asyncio.to_thread(healthy_replica, fleet, besides=set(before))
+            groups = await asyncio.to_thread(lambda: list(client.stream(rollout.id, wait_s=START_S)))
+            assert [group.state for group in groups] == ["delivered"] * _GROUPS
+        await asyncio.sleep(2)  # the next heartbeats
+        after = [beat for beat in await board.replicas(fleet.config.fleet) if beat.replica != victim["replica"]]
+        salvaged = sum(beat.rollout_salvaged for beat in after)
+        salvaged -= sum(beat.rollout_salvaged for name, beat in before.items() if name != victim["replica"])
+        assert salvaged > 0
+        ended = [status for status in await queue.status(rollout.group_ids, with_groups=True) if status is not None]
+        kept = sum(tokens(status) for status in ended if replica_of(status) == victim["replica"]) + salvaged
+        held = _SAMPLES * sum(status.attempt > 1 for status in ended)
+        print(f"of {generated:.0f} tokens {kept} were kept; {held} samples were under way")
+        assert held > 0
+        assert generated - kept <= fleet.config.harvest.salvage_tokens * held
+    await check_ledger(fleet)
     assert status_of_a_users_request(fleet) == 200
 
 
@@ -89,5 +157,5 @@ def test_a_dead_engine_loses_no_group_and_ends_with_its_replica_for_which_anothe
         os.kill(victim["pid"], signal.SIGKILL)
         assert wait_until_gone([victim["pid"], *(process.pid for process in engine)], seconds=_REAPED_S) == []
         healthy_replica(fleet, besides=others)
-        assert [group.state for group in client.stream(rollout, wait_s=START_S)] == ["delivered"] * _GROUPS
+        asyncio.run(delivered(fleet, client, rollout))
     assert status_of_a_users_request(fleet) == 200

@@ -17,6 +17,7 @@ from rollout.client import RolloutClient
 from rollout.queue import QueueStats
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
+from tests.killed_replicas import check_ledger
 from tests.ports import free_port
 from tests.running_fleet import RunningFleet, run_configured, write_toml
 
@@ -84,9 +85,7 @@ def _leased(stats: QueueStats) -> int:
 
 def test_leases_are_given_back_while_users_requests_still_run(bench: Any, tmp_path: Path) -> None:
     model = bench("large_policy").large_policy(tmp_path / "model")
-    toml = write_toml(tmp_path, model=model, port=free_port(), max_replicas=1)
-    settings = toml.read_text().replace("max_model_len = 256", f"max_model_len = {_LONGEST}")
-    toml.write_text(settings.replace("max_tokens = 64", f"max_tokens = {_LONGEST}"))
+    toml = write_toml(tmp_path, model=model, port=free_port(), max_replicas=1, context=_LONGEST, max_tokens=_LONGEST)
     with run_configured(tmp_path, toml) as fleet, ThreadPoolExecutor() as threads:
         assert ask(fleet, 16).status_code == 200
         serve = deleter(fleet)
@@ -109,3 +108,4 @@ def test_leases_are_given_back_while_users_requests_still_run(bench: Any, tmp_pa
         print(f"leases back after {seconds:.2f} s; figures of the replica: {stats}")
         assert seconds < _SOON * until_answered_s(users, seconds)
         serve.wait(60)
+        asyncio.run(check_ledger(fleet))

@@ -1,0 +1,83 @@
+"""Users have the base model and rollouts the adapter in training when one of two replicas is killed in the middle of a
+push: users of the other notice nothing, and what was salvaged goes on there, on the newest adapter.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from rollout.client import RolloutClient
+from rollout.client_records import SampleSegment
+from rollout.weights import version_dir
+from tests.fake_trainer import FakeTrainer, peft_logprobs
+from tests.fleet_users import LONGEST, Readers, count, failed, users
+from tests.killed_replicas import AdapterKiller, delivered, healthy, segments, trainer, versions
+from tests.running_fleet import run_fleet
+
+pytestmark = pytest.mark.timeout(1500)
+
+_GROUPS = 60
+_UNDER_WAY = 500
+"""Tokens that the victim has generated before its death, so that some of them are salvaged."""
+_NOISE = 0.3
+"""Of the adapters: enough for one to be told from another by logprobs."""
+_CHECKED = 10
+"""Of the samples that went on on another adapter."""
+_ADAPTERS = """
+[fleet.sharing]
+mode = "adapter"
+max_lora_rank = 8
+"""
+
+
+async def test_samples_of_a_killed_replica_go_on_on_the_newest_adapter_and_users_stay_on_the_base(
+    tmp_path: Path,
+) -> None:
+    with (
+        run_fleet(tmp_path, min_replicas=2, answers=LONGEST, more=_ADAPTERS) as fleet,
+        RolloutClient(fleet.url, fleet.tokens.rollout) as client,
+    ):
+        model = fleet.config.model.name
+        async with trainer(fleet, tmp_path / "weights", AdapterKiller) as pusher:
+            await pusher.push(await pusher.publish(noise=_NOISE), replicas=2)
+            both = await healthy(pusher, lambda beat: beat.version == 1, count=2)
+            victim, other = sorted(both, key=lambda beat: beat.replica)
+            readers = Readers(fleet, model, pusher.board)
+            await readers.begin([victim.replica, other.replica])
+            rollout = client.submit([f"a{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 200}).id
+            await pusher.beat_where(lambda b: b.replica == victim.replica and b.rollout_tokens > _UNDER_WAY)
+            with users(fleet, model, since=pusher.death.known) as asking:
+                await pusher.interrupted_push(victim, replicas=2, noise=_NOISE)
+                await healthy(pusher, lambda beat: beat.replica == other.replica and beat.version == 2)
+                known = {victim.replica, other.replica}
+                await healthy(pusher, lambda beat: beat.replica not in known and beat.version == 2)
+                groups = await delivered(fleet, client, rollout)
+            await readers.check_lost(victim.replica, died=pusher.death.at)
+            assert failed(asking) == []
+            assert count(asking) > 50
+            assert len({text for user in asking for text in user.texts}) == 1, "of the base alone"
+
+            # a sample that nobody cut ends on the adapter that it began with
+            resumed = [segment for segment in segments(groups) if versions(segment, {1, 2}) == [1, 2]]
+            assert resumed
+            assert all(beat.rollout_cuts == 0 for beat in await healthy(pusher, count=2))
+            check_logprobs(pusher, resumed[:_CHECKED])
+
+
+def check_logprobs(pusher: FakeTrainer, those: Sequence[SampleSegment]) -> None:
+    """Every token has the logprob that PEFT computes under the version which the sample says made it."""
+    models = {version: adapted(pusher, version) for version in (1, 2)}
+    for segment in those:
+        ids = (*segment.prompt_ids, *segment.response_ids)
+        for version, start, stop in segment.version_spans:
+            expected = peft_logprobs(models[version], (ids,))[0][len(segment.prompt_ids) - 1 :]
+            assert segment.behavior_logprobs[start:stop] == pytest.approx(expected[start:stop], abs=2e-3)
+
+
+def adapted(pusher: FakeTrainer, version: int) -> Any:
+    base = AutoModelForCausalLM.from_pretrained(pusher.model)
+    return PeftModel.from_pretrained(base, version_dir(pusher.weights, version))

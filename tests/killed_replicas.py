@@ -1,0 +1,123 @@
+"""A fleet that loses replicas: the trainer that kills them, and what is to be true of rollouts afterwards."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from rollout.board import Heartbeat, ReplicaState
+from rollout.client import RolloutClient
+from rollout.client_records import SampledGroup, SampleSegment
+from rollout.redis_board import RedisBoard
+from rollout.redis_queue import RedisQueue
+from rollout.redis_store import RedisStore
+from rollout.weights import WeightManifest
+from tests.fake_trainer import AdapterTrainer, FakeTrainer
+from tests.running_fleet import START_S, RunningFleet
+
+
+@dataclass
+class Death:
+    """Of a replica's process, by SIGKILL."""
+
+    known: threading.Event = field(default_factory=threading.Event)
+    at: float = 0.0
+    """Monotonic seconds."""
+    wall: float = 0.0
+    """Unix seconds."""
+
+    def of(self, victim: Heartbeat) -> None:
+        os.kill(victim.pid, signal.SIGKILL)
+        self.at, self.wall = time.monotonic(), time.time()
+        self.known.set()
+
+
+@dataclass
+class Killer(FakeTrainer):
+    """Kills a receiver, where it is told to, when the collective has formed and no byte has gone."""
+
+    victim: Heartbeat | None = None
+    death: Death = field(default_factory=Death)
+
+    async def interrupted_push(self, victim: Heartbeat, *, replicas: int, noise: float = 0.05) -> None:
+        """The next version, whose collective ends as the victim does."""
+        self.victim = victim
+        manifest = await self.publish(noise=noise)
+        with pytest.raises(RuntimeError):
+            await self.push(manifest, replicas=replicas)
+        self.victim = None
+
+    def _broadcast(self, store: dist.TCPStore, epoch: int, size: int, manifest: WeightManifest, spoil: bool) -> None:
+        if self.victim is not None:
+            self.death.of(self.victim)
+        super()._broadcast(store, epoch, size, manifest, spoil)
+
+
+class AdapterKiller(Killer, AdapterTrainer):
+    """The same with versions that are adapters alone."""
+
+
+@asynccontextmanager
+async def trainer(fleet: RunningFleet, weights: Path, kind: type[Killer] = Killer) -> AsyncIterator[Killer]:
+    config = fleet.config
+    store = await RedisStore.connect(fleet.redis)
+    queue, board = RedisQueue(store, config.run), RedisBoard(store)
+    token = await queue.acquire_writer("fake-trainer", ttl_s=600)
+    await board.attach(config.fleet, config.run, token)
+    yield kind(config.fleet, config.run, board, token, config.model.path, weights)
+    await queue.release_writer(token)
+    await store.close()
+
+
+async def healthy(
+    board: FakeTrainer, wanted: Callable[[Heartbeat], bool] = lambda _: True, *, count: int = 1
+) -> list[Heartbeat]:
+    """So many replicas, once there are."""
+    async with asyncio.timeout(START_S):
+        while True:
+            beats = await board.board.replicas(board.fleet)
+            found = [beat for beat in beats if beat.state is ReplicaState.HEALTHY and wanted(beat)]
+            if len(found) >= count:
+                return found
+            await asyncio.sleep(0.1)
+
+
+async def delivered(fleet: RunningFleet, client: RolloutClient, rollout: str) -> list[SampledGroup]:
+    """Its groups, once all have ended. Raises AssertionError where one ended otherwise, and where the ledger does not
+    add up or is not what the queue holds."""
+    groups = await asyncio.to_thread(lambda: list(client.stream(rollout, wait_s=START_S)))
+    assert {group.state for group in groups} == {"delivered"}
+    await check_ledger(fleet)
+    return groups
+
+
+async def check_ledger(fleet: RunningFleet) -> None:
+    store = await RedisStore.connect(fleet.redis)
+    try:
+        queue = RedisQueue(store, fleet.config.run)
+        ledger = await queue.ledger()
+        assert ledger.balance == 0
+        assert await queue.audit() == ledger
+    finally:
+        await store.close()
+
+
+def segments(groups: Iterable[SampledGroup]) -> list[SampleSegment]:
+    return [segment for group in groups for sample in group.samples for segment in sample.segments]
+
+
+def versions(segment: SampleSegment, published: Collection[int]) -> list[int]:
+    """In their order. Raises AssertionError where a token has none, or one that was never published."""
+    spans = segment.version_spans
+    assert [0, *(stop for _, _, stop in spans)] == [*(start for _, start, _ in spans), len(segment.response_ids)]
+    found = [version for version, _, _ in spans]
+    assert set(found) <= set(published), (found, published)
+    return found
