@@ -41,8 +41,8 @@ def attainment(answers: Sequence[Answer], slo: Slo) -> float:
 
 
 def first_rate(ttft_s: float, tpot_s: float, tokens: int) -> float:
-    """A rate to begin the search with, users a second: twice what an engine does that serves one at a time, of whom each
-    takes so long for `tokens`. An engine that steps with several at once does more.
+    """A rate to begin the search with, users a second: twice what an engine does that serves one at a time, of whom
+    each takes so long for `tokens`. An engine that steps with several at once does more.
 
     >>> first_rate(0.1, 0.02, 46)
     2.0
