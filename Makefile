@@ -8,7 +8,7 @@ DEMO_ARGS ?=
 RECIPE ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo demo-ppo test test-fleet test-own-fleets test-trainer e2e-demo e2e-train unit check check-types units-1 units-2 bench-coserve bench-lend bench-loop bench-simulate bench-staleness bench-trainer gpu-check lock clean
+.PHONY: help setup demo demo-ppo test test-fleet test-own-fleets test-trainer e2e-demo e2e-train unit check check-types units-1 units-2 bench-coserve bench-lend bench-loop bench-push bench-simulate bench-staleness bench-trainer gpu-check lock clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -68,6 +68,9 @@ bench-lend: setup ## whole replicas lent to rollouts beside a static split, into
 
 bench-loop: setup ## every ratio of the loop into runs/bench/loop.json and loop.png
 	@$(PY) tests/bench/bench_loop.py $(BENCH_ARGS)
+
+bench-push: setup ## new weights for two replicas under users and rollouts, into runs/bench/push.json
+	@PYTHONPATH=$(CURDIR) $(PY) tests/bench/bench_push.py $(if $(filter-out 0,$(RESUME)),--resume) $(BENCH_ARGS)
 
 bench-staleness: setup ## reward against staleness and correction into runs/bench/staleness.json and .png; goes on where it was
 	@$(PY) tests/bench/bench_staleness.py $(BENCH_ARGS)

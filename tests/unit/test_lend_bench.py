@@ -12,6 +12,7 @@ from tests.bench.coserve.answers import Answer
 from tests.bench.coserve.slo import Slo
 from tests.bench.lend.figures import day_figures, reclaim_figures, table
 from tests.bench.lend.session import Told
+from tests.bench.lend.verdicts import verdicts
 from tests.bench.lend.watch import FleetWatch, Look
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.1)
@@ -39,7 +40,7 @@ def test_tokens_of_a_replica_that_came_anew_are_added_and_those_that_were_lost_a
     assert (watch.looks[-1].lent, watch.looks[-1].serving, watch.looks[-1].seats_rollouts) == (1, 1, 7)
 
 
-def test_a_reclaim_is_one_that_drained_rollouts_and_served_a_user_within_the_time() -> None:
+def test_a_reclaim_is_one_that_drained_rollouts_and_without_a_user_it_is_counted_apart() -> None:
     def switch(to: ReplicaRole, at: float, *parts: str) -> RoleSwitch:
         return RoleSwitch(to, at, {name: 0.1 * (number + 1) for number, name in enumerate(parts)})
 
@@ -53,9 +54,10 @@ def test_a_reclaim_is_one_that_drained_rollouts_and_served_a_user_within_the_tim
     )
     watch = watched([beat("a", 50.0, 0, switches=switches)], [beat("a", 51.0, 0, switches=switches[-3:])])
     found = watch.reclaims(10.0, 30.0)
-    assert [list(parts) for parts in found] == [list(whole)]
-    figures = reclaim_figures([dict(sorted(found[0].items()))], [])  # as they come out of Redis
+    assert [list(parts) for parts in found] == [list(whole[:4]), list(whole)]
+    figures = reclaim_figures([dict(sorted(parts.items())) for parts in found], [])  # as they come out of Redis
     assert list(figures["ends_s"]) == list(whole)
+    assert (figures["count"], figures["without_first_token"]) == (2, 1)
     assert figures["ends_s"]["first_token"]["p99"] == pytest.approx(0.5)
     assert figures["took_s"]["verified"]["p50"] == pytest.approx(0.1)
 
@@ -70,3 +72,18 @@ def test_a_days_figures_are_of_its_users_and_of_what_replicas_kept_in_it() -> No
     assert day["lent"] == pytest.approx(5 / 11)
     assert not math.isnan(day["ttft_s"]["p50"])
     assert "| lending | 2 | 50.0" in table({"days": {"lending": day}})
+
+
+def test_a_request_that_failed_in_a_reclaim_is_the_one_thing_that_lending_may_not_do() -> None:
+    parts = {"drained": 0.1, "swapped": 0.3, "first_token": 0.9}
+    day = {"attainment": 0.99, "harvested_tokens_s": 300.0}
+    figures = {
+        "days": {"lending": day, "static": {"attainment": 0.97, "harvested_tokens_s": 600.0}},
+        "reclaim": reclaim_figures([parts], [Answer(12.0, (12.2,), 1)]),
+    }
+    found = {verdict.name: (verdict.measured, verdict.holds) for verdict in verdicts(figures)}
+    assert found["reclaim: seconds from the decision to a user's first token, p99"] == (0.9, True)
+    assert found["the day: harvest of lending beside the static split's"] == (0.5, True)
+    figures["reclaim"] = reclaim_figures([parts], [Answer(12.0, (), 0, "503")])
+    assert [v.name for v in verdicts(figures) if v.holds is False] == ["reclaim: requests of users that failed"]
+    assert {v.holds for v in verdicts({"days": {"lending": day}})} == {None}

@@ -15,6 +15,7 @@ ARMS = (ROLLOUTS, USERS, GUARD, UNGUARDED, ARRIVAL, CONSTANT)
 Settings = Mapping[str, Mapping[str, Any]]
 _NO_TARGET = {"ttft_s": None, "tpot_s": None}
 NO_ROLLOUTS: Settings = {"harvest": {"max_seats": 0, "preempt": True}, "slo": _NO_TARGET}
+"""Those that run leave at once. Nor is there an SLO, under which a guard that has no users forgets what it learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,14 @@ class Cell:
     again: bool = False
     """The guard and the constant that a sweep found, measured once more in turns: what was measured an hour apart was
     measured on two machines."""
+    more: bool = False
+    """The rest of the load's rounds, of a constant that few users of the first ones stand against."""
 
     @property
     def key(self) -> str:
         name = self.arm if self.seats is None else f"{self.arm}-{self.seats}"
-        return f"{name}@{self.load}{'-again' if self.again else ''}" if self.load else name
+        suffix = "-again" if self.again else "-more" if self.more else ""
+        return f"{name}@{self.load}{suffix}" if self.load else name
 
     @property
     def rollouts(self) -> bool:
@@ -66,11 +70,6 @@ def batches(cells: Sequence[Cell]) -> list[list[Cell]]:
 def _together(one: Cell, other: Cell) -> bool:
     turns = {USERS, GUARD, UNGUARDED}
     return one.load == other.load not in {"", DAY} and {one.arm, other.arm} <= turns
-
-
-def resting(slo: Slo) -> Settings:
-    """No rollouts, and those that are running leave at once, as they do when a guarded engine has no room for them."""
-    return {**NO_ROLLOUTS, "slo": {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s}}
 
 
 def settings(cell: Cell, slo: Slo) -> Settings:

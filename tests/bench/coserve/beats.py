@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from statistics import fmean
 
 from rollout.board import SETTINGS_REFUSED, Board, Heartbeat
 from rollout.errors import StoreUnavailable
@@ -16,27 +17,42 @@ _LATE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """One heartbeat's figures of the harvest."""
+    """One heartbeat's figures of the harvest; of several replicas, those of their newest together."""
 
     at: float
-    """Unix seconds on the replica's clock."""
+    """Unix seconds on the replica's clock; the earliest of several."""
     kept: int
     """Response tokens generated since the replica's start, those that were lost left out."""
     seats_users: int
     seats_rollouts: int
+    limit: int | None = None
+    """What the guard has learned so far: rollouts that the SLO would have room for without users. None without an
+    SLO."""
+    headroom: float | None = None
+    """And the share of the SLO at which rollouts get fewer seats; the mean of several replicas."""
 
 
-def beat_of(heartbeat: Heartbeat) -> Beat:
-    kept = heartbeat.rollout_tokens - heartbeat.rollout_lost
-    return Beat(heartbeat.sent_at, kept, heartbeat.seats_users, heartbeat.seats_rollouts)
+def beat_of(heartbeats: Sequence[Heartbeat]) -> Beat:
+    """Of one or more."""
+    limits = [beat.seat_limit for beat in heartbeats if beat.seat_limit is not None]
+    headrooms = [beat.slo_headroom for beat in heartbeats if beat.slo_headroom is not None]
+    return Beat(
+        at=min(beat.sent_at for beat in heartbeats),
+        kept=sum(beat.rollout_tokens - beat.rollout_lost for beat in heartbeats),
+        seats_users=sum(beat.seats_users for beat in heartbeats),
+        seats_rollouts=sum(beat.seats_rollouts for beat in heartbeats),
+        limit=sum(limits) if limits else None,
+        headroom=fmean(headrooms) if headrooms else None,
+    )
 
 
 class Watch:
-    """Collects the one replica's heartbeats while `run` runs."""
+    """Collects the heartbeats of so many replicas while `run` runs."""
 
-    def __init__(self, board: Board, fleet: str) -> None:
+    def __init__(self, board: Board, fleet: str, *, replicas: int = 1) -> None:
         self._board = board
         self._fleet = fleet
+        self._replicas = replicas
         self.beats: list[Beat] = []
 
     async def run(self) -> None:
@@ -47,7 +63,7 @@ class Watch:
 
     async def after(self, moment: float, *, within_s: float = _LATE_S) -> None:
         """Returns when there is a heartbeat that was sent after a moment, Unix seconds: `beats` has it, and what the
-        replica did until then. Raises RuntimeError where none comes, and what `heartbeat` raises."""
+        replica did until then. Raises RuntimeError where none comes, and what `heartbeats` raises."""
         try:
             async with asyncio.timeout(within_s):
                 await self._look()
@@ -70,19 +86,19 @@ class Watch:
 
     async def _look(self) -> None:
         with suppress(StoreUnavailable):
-            beat = beat_of(await self.heartbeat())
+            beat = beat_of(await self.heartbeats())
             if not self.beats or beat.at > self.beats[-1].at:
                 self.beats.append(beat)
 
-    async def heartbeat(self) -> Heartbeat:
-        """The newest. Raises RuntimeError unless there is exactly one replica, which has accepted its settings: figures
-        of an arm would be those of another."""
+    async def heartbeats(self) -> list[Heartbeat]:
+        """The newest of each replica. Raises RuntimeError unless there are as many as are to be, which have accepted
+        their settings: figures of an arm would be those of another."""
         beats = await self._board.replicas(self._fleet)
-        if len(beats) != 1:
-            raise RuntimeError(f"the bench wants one replica, the board shows {len(beats)}")
-        if beats[0].detail.startswith(SETTINGS_REFUSED):
-            raise RuntimeError(f"the replica refused the settings of this arm: {beats[0].detail}")
-        return beats[0]
+        if len(beats) != self._replicas:
+            raise RuntimeError(f"the bench wants {self._replicas} replicas, the board shows {len(beats)}")
+        if refused := [beat.detail for beat in beats if beat.detail.startswith(SETTINGS_REFUSED)]:
+            raise RuntimeError(f"a replica refused the settings of this arm: {refused[0]}")
+        return beats
 
 
 def kept_at(beats: Sequence[Beat], moment: float) -> float:

@@ -9,14 +9,25 @@ from typing import Any
 from tests.bench.json_file import write_json
 from tests.bench.same_plan import check_same_plan
 
-from .measure import Seen
+from .seen import Seen
 
 _SAME = (
-    *("seats", "seed", "users", "user_prompt", "user_tokens", "rounds", "round_s", "sweep_rounds", "warm_s"),
-    *("prefill_chunk", "first_token_steps", "day_s", "day_peak", "push_every_s", "push_rollouts"),
+    *(
+        "replicas",
+        "seats",
+        "seed",
+        "users",
+        "user_prompt",
+        "user_tokens",
+        "rounds",
+        "round_s",
+        "sweep_rounds",
+        "warm_s",
+    ),
+    *("first_warm_s", "prefill_chunk", "first_token_steps", "day_s", "day_peak", "push_every_s", "push_rollouts"),
 )
 """Of the plan: arms that were measured with others had other users, or other pushes beside them."""
-_KEPT = ("idle", "slo", "capacity", "copy_s", "push_bytes", "cells", "comparison", "repeated", "waited_s")
+_KEPT = ("idle", "idle_again", "slo", "capacity", "copy_s", "push_bytes", "cells", "comparison", "repeated", "waited_s")
 
 
 class Figures:
@@ -69,7 +80,7 @@ def _detail(seen: Seen) -> dict[str, Any]:
             {
                 "published": push.published_at - seen.start,
                 "verified": None if push.verified_at is None else push.verified_at - seen.start,
-                "pause_s": None if push.applied is None else push.applied.pause_s,
+                "pause_s": [applied.pause_s for applied in push.applied],
             }
             for push in seen.pushes
         ],

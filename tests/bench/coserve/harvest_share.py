@@ -14,6 +14,8 @@ class Constant:
     attainment: float
     harvested: float
     """Tokens a second."""
+    alone: float
+    """Attainment of the same users without rollouts."""
 
 
 def users_share(user_rate: float, rollouts_only: float) -> float:
@@ -35,8 +37,16 @@ def efficiency(harvested: float, user_rate: float, rollouts_only: float) -> floa
     return harvested / left if left > 0 else None
 
 
-def oracle(constants: Mapping[int, Constant], users_only: float) -> int | None:
-    """The constant that harvests most of those whose attainment is at most MARGIN below `users_only`; None where every
-    one breaks it."""
-    kept = {seats: c for seats, c in constants.items() if c.attainment >= users_only - MARGIN - 1e-9}
-    return max(kept, key=lambda seats: kept[seats].harvested, default=None)
+def keeps(attainment: float, alone: float) -> bool:
+    """Whether it is at most MARGIN below that of users alone.
+
+    >>> keeps(0.98, 0.99), keeps(0.97, 0.99)
+    (True, False)
+    """
+    return attainment >= alone - MARGIN - 1e-9
+
+
+def oracle(constants: Mapping[int, Constant]) -> int:
+    """The constant, by its seats, that harvests most of those that keep the SLO; 0, no rollouts, where none does."""
+    kept = {seats: c.harvested for seats, c in constants.items() if keeps(c.attainment, c.alone)}
+    return max(kept, key=lambda seats: kept[seats], default=0)

@@ -6,10 +6,13 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+
+SeenT = TypeVar("SeenT")
 
 _STAT = Path("/proc/stat")
 _STEAL = 7
@@ -146,6 +149,18 @@ class Quiet:
             await asyncio.sleep(pause_s)
             self.waited_s += pause_s
         return host
+
+    async def measured(
+        self, work: Callable[[], Awaitable[SeenT]], look: Callable[[], Awaitable[Host]] = probe
+    ) -> tuple[SeenT, Host]:
+        """What `work` gives on a quiet machine, once more where it was not one meanwhile; and what it had of it."""
+        while True:
+            host = await self.wait(look)
+            async with (theft := Theft()).seen():
+                found = await work()
+            host = replace(host, steal=theft.share, moment=theft.moment)
+            if not self.again(host.steal, host.moment):
+                return found, host
 
     def again(self, share: float | None, moment: float | None) -> bool:
         """Whether a round of which so much was taken does not count."""

@@ -12,8 +12,9 @@ class Plan:
     arms: tuple[str, ...] = ARMS
     loads: tuple[str, ...] = (*LOADS, DAY)
     seed: int = 1
+    replicas: int = 1
     seats: int = 32
-    """Of the engine."""
+    """Of each engine."""
     users: int = 300
     """Of an arm at a load, at least."""
     rounds: int = 4
@@ -22,7 +23,8 @@ class Plan:
     """Of each of them, at least: on a fast machine `users` are there in a few seconds, of which no queue comes to its
     length and no push has its share."""
     sweep_rounds: int = 2
-    """The first of these rounds, which each constant at a load has; then the guard and the best take as many turns."""
+    """The first of these rounds, which each constant at a load has, and the rest of them where a few users stand
+    against it; then the guard and the best take as many turns."""
     user_prompt: int = 32
     user_tokens: int = 32
     """Tokens of each user's prompt and answer."""
@@ -43,8 +45,13 @@ class Plan:
     """What a day takes."""
     day_peak: float = 0.8
     """Share of capacity in the day's busiest hour."""
-    warm_s: float = 20.0
-    """Before each round's measured time: the guard begins with a seat in each, and grows by some a second."""
+    warm_s: float = 12.0
+    """Before each round's measured time. Rollouts fill the seats within three seconds: a group's prompt is computed
+    within eight steps, and then by the prefill pace a sample or more of the group begins with every step. The guard has
+    the limit that the round before left."""
+    first_warm_s: float = 40.0
+    """Before the first round of the guard on a fleet, where its limit begins with a few seats and grows by some a
+    second."""
     rollouts_s: float = 120.0
     steal: float = 0.05
     """Share of the processors that another guest may have had of a round; one with more is measured again."""
@@ -69,3 +76,17 @@ QUICK = replace(
     rollouts_s=45.0,
 )
 """Within a quarter of an hour on two cores."""
+
+PUSHES = replace(
+    Plan(),
+    arms=(GUARD,),
+    loads=("50",),
+    replicas=2,
+    rounds=1,
+    round_s=180.0,
+    idle_users=40,
+    probe_s=10.0,
+    confirm_users=120,
+    confirm_s=20.0,
+)
+"""Of `make bench-push`: users at half of what is quickly found to be the capacity of two replicas, for nine pushes."""

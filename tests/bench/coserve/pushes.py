@@ -25,6 +25,9 @@ from .answers import Answer
 _NOISE = 0.002
 """A tenth of the random policy's own spread: far more than a training step, and the policy stays as random."""
 _DEADLINE_S = 60.0
+_PROOF_S = 240.0
+"""For all replicas to prove what was broadcast."""
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,9 @@ class Push:
     published_at: float
     """Unix seconds."""
     verified_at: float | None
-    """None where no replica proved it in time."""
-    applied: AppliedPush | None
+    """When the last replica had proved it; None where one did not in time."""
+    applied: tuple[AppliedPush, ...] = ()
+    """One report of each replica; none where the push failed."""
     error: str = ""
 
     @property
@@ -47,8 +51,9 @@ class Push:
 class Pusher:
     """Pushes while `run` runs."""
 
-    def __init__(self, trainer: FakeTrainer) -> None:
+    def __init__(self, trainer: FakeTrainer, *, replicas: int = 1) -> None:
         self._trainer = trainer
+        self._replicas = replicas
         self._sets: list[WeightManifest] = []
         self.pushes: list[Push] = []
 
@@ -93,12 +98,22 @@ class Pusher:
         try:
             async with asyncio.timeout(_DEADLINE_S):
                 await in_background(self._write, source, manifest)
-                await self._trainer.push(manifest, replicas=1)
-            beat = await self._trainer.beat_where(lambda beat: any(p.version == version for p in beat.pushes))
+                await self._trainer.push(manifest, replicas=self._replicas)
+            applied = await self._reports(version)
         except (NightshiftError, OSError, RuntimeError, TimeoutError) as error:
-            return Push(version, published_at, None, None, repr(error))
-        applied = next(push for push in beat.pushes if push.version == version)
-        return Push(version, published_at, applied.applied_at if applied.verified else None, applied)
+            return Push(version, published_at, None, error=repr(error))
+        return Push(version, published_at, proved_at(applied), applied)
+
+    async def _reports(self, version: int) -> tuple[AppliedPush, ...]:
+        """Of all replicas. Raises TimeoutError."""
+        async with asyncio.timeout(_PROOF_S):
+            while True:
+                beats = await self._trainer.board.replicas(self._trainer.fleet)
+                newest = [{push.version: push for push in beat.pushes}.get(version) for beat in beats]
+                found = tuple(push for push in newest if push is not None)
+                if len(found) >= self._replicas:
+                    return found
+                await asyncio.sleep(_LOOK_S)
 
     def _write(self, source: WeightManifest, manifest: WeightManifest) -> None:
         """Durable before it is announced, and one version older goes. The bytes are the set's, by another name: a
@@ -111,6 +126,11 @@ class Pusher:
             _sync(file)
         if (old := manifest.version - 3) > len(self._sets):
             shutil.rmtree(version_dir(self._trainer.weights, old), ignore_errors=True)
+
+
+def proved_at(applied: Sequence[AppliedPush]) -> float | None:
+    """When the last of them was; None where one was not verified."""
+    return max(push.applied_at for push in applied) if all(push.verified for push in applied) else None
 
 
 def felt(push: Push, answers: Sequence[Answer]) -> float | None:

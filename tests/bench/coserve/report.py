@@ -1,21 +1,20 @@
-"""Arms beside one another, load by load; and the words that every figure comes with."""
+"""The table of cells, and the words that every figure comes with."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from .arms import CONSTANT, GUARD, ROLLOUTS, UNGUARDED, USERS
-from .bootstrap import paired_interval
-from .harvest_share import MARGIN, Constant, oracle
+from .arms import ROLLOUTS, USERS
+from .compare import FEW_USERS, Record
+from .harvest_share import MARGIN
 from .slo import FACTOR, TARGET
-
-Record = Mapping[str, Any]
 
 DEFINITIONS: Mapping[str, str] = {
     "TTFT": "first token minus the scheduled arrival, at the client; percentiles are of those that were answered",
     "TPOT": "(last - first token) / (tokens - 1) of one request, at the client",
     "SLO": f"{FACTOR:g} x the 95th percentile of TTFT and of TPOT of users alone, one at a time, in the same run",
     "attainment": "share of requests inside both limits; one that failed is not",
-    "capacity": f"highest open-loop Poisson rate of users alone with an attainment of {TARGET:.0%} or more, confirmed",
+    "capacity": f"highest open-loop Poisson rate of users alone with an attainment of {TARGET:.0%} or more, confirmed; "
+    "a rate is too much where two probes of it in a row say so",
     "load": "users a second as a per cent of capacity; `day`: a day's curve in minutes, its peak a share of capacity",
     "pushes": "new weights every plan.push_every_s wherever there are rollouts, fleet.push.rollouts as in the plan",
     "rollouts-only": "tokens/s that rollouts alone keep in every seat, pushes included",
@@ -23,13 +22,18 @@ DEFINITIONS: Mapping[str, str] = {
     "rho": "users' tokens/s / rollouts-only",
     "efficiency": "harvested / ((1 - rho) x rollouts-only)",
     "oracle": "the constant number of rollout seats, users taking seats back, that harvests most with an attainment at "
-    f"most {100 * MARGIN:g} point below users only; each has the first plan.sweep_rounds rounds of the arms, "
-    "and has its prefill paced as without an SLO",
-    "in turns": "the guard and that constant once more, in turns, in the rounds of the sweep",
+    f"most {100 * MARGIN:g} point below users only; each has the first plan.sweep_rounds rounds of the arms, and the "
+    f"others too where it broke the SLO by {FEW_USERS} users or fewer, and has its prefill paced as without an SLO",
+    "guard_share": "the guard's harvest beside the oracle's, in the same rounds",
+    "in turns": "the guard and that constant once more, in turns, in the first plan.sweep_rounds rounds",
     "steal": "share of the processors' time that another guest of the same host had; rounds with more than plan.steal, "
     "or than plan.steal_moment in any two seconds, are measured again, plan.repeats of the run at most",
-    "not_delivered": "tokens by the engine's own counter less those users got, those rollouts kept and one a canary "
-    "(and with what an engine at rest made to prove that it lives)",
+    "not_delivered": "tokens by the engine's own counter less those of users, of canaries, of groups that came to "
+    "their end and of what the queue keeps of the others, more than before, by its own records (and with the one that "
+    "an engine at rest makes every ten seconds to prove that it lives)",
+    "lost": "response tokens that replicas had and neither handed in nor salvaged, by their own tally",
+    "idle_again": "users one at a time once more at the end of the run, and their p50 beside that of the beginning",
+    "push": "seconds from publish until every replica has proved the version",
     "felt": "longest wait for a token, the first included, of any user whose answer overlaps a push",
     "slowness": "mean time of users' tokens during pushes beside that of other times",
     "prefill_token_s": "what each further token of a prompt adds to a first token on the idle engine, as the replica "
@@ -37,82 +41,6 @@ DEFINITIONS: Mapping[str, str] = {
     "interval": "95 %: of attainment Wilson's; else by bootstrap over users (differences: over pairs of the same user, "
     "so that where none differs it has no width), harvest over parts of 10 s",
 }
-
-
-def comparison(cells: Mapping[str, Record], loads: Sequence[str]) -> dict[str, Any]:
-    """For each load that has users only: what the other arms cost and brought beside it."""
-    return {load: _at(cells, load) for load in loads if f"{USERS}@{load}" in cells}
-
-
-def _at(cells: Mapping[str, Record], load: str) -> dict[str, Any]:
-    users = cells[f"{USERS}@{load}"]
-    found: dict[str, Any] = {"users_attainment": users["attainment"]}
-    for arm in (GUARD, UNGUARDED):
-        if (cell := cells.get(f"{arm}@{load}")) is not None:
-            found[arm] = _beside(cell, users)
-    constants = [c for c in cells.values() if c["arm"] == CONSTANT and c["load"] == load and not c.get("again")]
-    if constants:
-        found["oracle"] = _oracle(constants, users, cells.get(f"{GUARD}@{load}"))
-        seats = found["oracle"]["seats"]
-        guard, best = (cells.get(f"{name}@{load}-again") for name in (GUARD, f"{CONSTANT}-{seats}"))
-        if guard is not None and best is not None:
-            found["in_turns"] = _in_turns(guard, best)
-    return found
-
-
-def _beside(cell: Record, users: Record) -> dict[str, Any]:
-    with_rollouts, without = _inside(cell), _inside(users)
-    return {
-        "attainment": cell["attainment"],
-        "attainment_lost": users["attainment"] - cell["attainment"],
-        "attainment_lost_interval": paired_interval(without, with_rollouts, seed=0),
-        "within_margin": users["attainment"] - cell["attainment"] <= MARGIN + 1e-9,
-        "harvested_tokens_s": cell["harvested_tokens_s"],
-        "efficiency": cell["efficiency"],
-    }
-
-
-def _in_turns(guard: Record, best: Record) -> dict[str, Any]:
-    return {
-        "seats": best["seats"],
-        "guard": {name: guard[name] for name in ("attainment", "harvested_tokens_s")},
-        "constant": {name: best[name] for name in ("attainment", "harvested_tokens_s")},
-        "guard_share": guard["harvested_tokens_s"] / best["harvested_tokens_s"] if best["harvested_tokens_s"] else None,
-    }
-
-
-def keeps_slo(constant: Record, users: Record) -> bool:
-    """Whether it costs users no more than MARGIN, of those that it met."""
-    return bool(constant["attainment"] >= _alone(users, constant["requests"]) - MARGIN - 1e-9)
-
-
-def _alone(users: Record, counted: int) -> float:
-    """Attainment of the first so many."""
-    return sum(_inside(users)[:counted]) / counted
-
-
-def _oracle(constants: Sequence[Record], users: Record, guard: Record | None) -> dict[str, Any]:
-    """Beside the same users, of whom a constant may have met only the first."""
-    counted = min(cell["requests"] for cell in constants)
-    alone = _alone(users, counted)
-    found = {cell["seats"]: Constant(cell["attainment"], cell["harvested_tokens_s"]) for cell in constants}
-    found[0] = Constant(alone, 0.0)
-    best = oracle(found, alone)
-    harvested = found[best].harvested if best is not None else 0.0
-    return {
-        "users_attainment": alone,
-        "seats": best,
-        "harvested_tokens_s": harvested,
-        "guard_share": guard["harvested_tokens_s"] / harvested if guard is not None and harvested else None,
-        "constants": {
-            str(seats): {"attainment": c.attainment, "harvested_tokens_s": c.harvested}
-            for seats, c in sorted(found.items())
-        },
-    }
-
-
-def _inside(cell: Record) -> list[float]:
-    return [float(one) for one in cell["inside"]]
 
 
 _COLUMNS = (

@@ -40,6 +40,16 @@ def attainment(answers: Sequence[Answer], slo: Slo) -> float:
     return sum(slo.attained(answer) for answer in answers) / len(answers)
 
 
+def first_rate(ttft_s: float, tpot_s: float, tokens: int) -> float:
+    """A rate to begin the search with, users a second: twice what an engine does that serves one at a time, of whom
+    each takes so long for `tokens`. An engine that steps with several at once does more.
+
+    >>> first_rate(0.1, 0.02, 46)
+    2.0
+    """
+    return 2 / (ttft_s + (tokens - 1) * tpot_s)
+
+
 @dataclass(frozen=True, slots=True)
 class CapacitySearch:
     """What is known of the highest rate at which TARGET of the users are inside the SLO.
@@ -47,12 +57,17 @@ class CapacitySearch:
     double until a rate fails -> bisect until [good, bad] is narrow -> confirm `good` -> done
                                         ^                                |
                                         +----- bad = good, a step down --+  it failed
+
+    A rate fails where two probes of it in a row do, each with other users: what an accident of the machine did to one
+    would else bound the capacity for good.
     """
 
     good: float = 0.0
     """Highest rate that passed."""
     bad: float | None = None
     """Lowest that failed."""
+    doubted: float | None = None
+    """The rate whose newest probe failed, as the first of it."""
     confirmed: bool = False
     first: float = 1.0
     width: float = 1.08
@@ -85,6 +100,8 @@ class CapacitySearch:
         return rate
 
     def _next(self) -> float:
+        if self.doubted is not None:
+            return self.doubted
         if self.bad is None:
             return 2 * self.good or self.first
         if self.confirming:
@@ -93,7 +110,9 @@ class CapacitySearch:
 
     def after(self, rate: float, share: float) -> "CapacitySearch":
         """With the outcome of a probe of `rate`, whose attainment was `share`."""
-        if share < TARGET:
-            good = rate / self.width if self.confirming else self.good
-            return replace(self, good=good, bad=rate)
-        return replace(self, good=rate, confirmed=self.confirming)
+        if share >= TARGET:
+            return replace(self, good=rate, doubted=None, confirmed=self.confirming)
+        if self.doubted is None:
+            return replace(self, doubted=rate)
+        good = rate / self.width if self.confirming else self.good
+        return replace(self, good=good, bad=rate, doubted=None)

@@ -38,6 +38,11 @@ class Users:
         self._door = door
         self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
+    @property
+    def tokens(self) -> int:
+        """Of an answer."""
+        return self._door.tokens
+
     def __enter__(self) -> "Users":
         return self
 

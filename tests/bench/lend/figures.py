@@ -17,13 +17,17 @@ from .watch import Look
 
 DEFINITIONS = {
     "SLO": "3 x the p95 TTFT and TPOT of users alone, one at a time, on this fleet; TPOT is a request's mean",
-    "capacity": f"highest open-loop Poisson rate of users alone, on both, with an attainment of {TARGET:.0%} or more",
+    "capacity": f"highest open-loop Poisson rate of users alone, on both, with an attainment of {TARGET:.0%} or more; "
+    "a rate is too much where two probes of it in a row say so",
     "day": "open-loop users of one seed over a day that takes minutes, the same in every arm",
     "users": "no rollouts: every replica serves users",
     "lending": "replicas are lent to rollouts when users do not need them, and called back when they do",
     "static": "one replica serves users and the other has rollouts, all day",
     "harvest": "response tokens of rollouts a second that replicas kept, lost ones left out",
-    "reclaim": "seconds from the decision to call a replica back until it has done each part; first_token is a user's",
+    "reclaim": "seconds from the decision to call a replica back until it has done each part; first_token is a user's, "
+    "and without_first_token counts the reclaims to which none came, which have no say in its percentiles",
+    "steal": "share of the processors' time that another guest of the same host had; what met more than plan.steal, or "
+    "than plan.steal_moment in any two seconds, is measured again, plan.repeats of the run at most",
 }
 _PARTS = 48
 _BLOCK_S = 10.0
@@ -45,7 +49,8 @@ def day_figures(told: Told, slo: Slo, *, seed: int) -> dict[str, Any]:
 
 
 def reclaim_figures(reclaims: Sequence[Mapping[str, float]], answers: Sequence[Answer]) -> dict[str, Any]:
-    """Percentiles of each part, seconds from the decision to its end, and of what the part itself took."""
+    """Percentiles of each part, seconds from the decision to its end, and of what the part itself took, each of those
+    reclaims that have it."""
     in_order = [sorted(parts.items(), key=lambda part: part[1]) for parts in reclaims]
     names = list(dict.fromkeys(name for parts in in_order for name, _ in parts))
     ends = {name: [parts[name] for parts in reclaims if name in parts] for name in names}
@@ -57,6 +62,7 @@ def reclaim_figures(reclaims: Sequence[Mapping[str, float]], answers: Sequence[A
             before = end
     return {
         "count": len(reclaims),
+        "without_first_token": sum("first_token" not in parts for parts in reclaims),
         "failed_requests": sum(bool(answer.error) for answer in answers),
         "ends_s": {name: latencies(values) for name, values in ends.items()},
         "took_s": {name: latencies(values) for name, values in took.items()},
@@ -71,6 +77,7 @@ def table(figures: Mapping[str, Any]) -> str:
     lines += [_row(name, day) for name, day in figures.get("days", {}).items()]
     if reclaim := figures.get("reclaim"):
         found = f"{reclaim['count']} reclaims in {reclaim['bursts']} bursts of users"
+        found += f", {reclaim['without_first_token']} of them without a user's first token"
         lines += ["", f"{found}, seconds from the decision (p50 / p99):"]
         lines += [f"{name}: {_pair(ends)}" for name, ends in reclaim["ends_s"].items()]
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from services.background import in_background
 from tests.bench.bench_fleet import BenchFleet
 from tests.bench.coserve.answers import Answer
 from tests.bench.coserve.arrivals import at_least, day, poisson
+from tests.bench.coserve.host import Host, Quiet
 from tests.bench.coserve.pushes import Pusher
 from tests.bench.coserve.rollouts import Feed
 from tests.bench.coserve.slo import CapacitySearch, Slo, attainment
@@ -46,6 +47,14 @@ class Plan:
     day_peak: float = 0.8
     """Share of capacity in the day's busiest hour."""
     reclaims: int = 20
+    steal: float = 0.05
+    """Share of the processors that another guest may have had of an arm; one with more is measured again."""
+    steal_moment: float = 0.15
+    """The same of any two seconds of it."""
+    repeats: int = 3
+    """That may be, in the whole run: a day takes long."""
+    patience_s: float = 900.0
+    """That the run may wait for a machine that has its processors."""
     push_every_s: float = 20.0
 
 
@@ -68,37 +77,52 @@ class LendSession:
         self._store = store
         self._plan = plan
         self.watch = watch
+        self.quiet = Quiet(plan.steal, plan.steal_moment, plan.repeats, plan.patience_s)
 
-    async def idle(self) -> list[Answer]:
-        """Users one at a time on a fleet that does nothing else; the first few warm it up."""
+    async def idle(self) -> tuple[list[Answer], Host]:
+        """Users one at a time on a fleet that does nothing else, and what the machine gave to them; the first few warm
+        it up."""
         await self._users.ready()
         await self._users.alone([0.05] * 8, name="warm-up")
-        return await self._users.alone([0.05] * self._plan.idle_users, name="idle")
+        return await self.quiet.measured(
+            lambda: self._users.alone([0.05] * self._plan.idle_users, name=self._named("idle"))
+        )
 
-    async def probe(self, search: CapacitySearch, rate: float, slo: Slo, *, number: int) -> float:
-        """Attainment of users at a rate, on all replicas."""
+    async def probe(self, search: CapacitySearch, rate: float, slo: Slo, *, number: int) -> tuple[float, Host]:
+        """Attainment of users at a rate, on all replicas, and what the machine gave to them."""
         plan = self._plan
         least = (plan.confirm_users, plan.confirm_s) if search.confirming else (plan.probe_users, plan.probe_s)
         users = poisson(rate, at_least(*least, rate), seed=plan.seed + 100 + number)
-        async with self._fed(on=False):
-            start = time.time() + _LEAD_S
-            answers = await self._users.crowd([start + s for s in users], name=f"probe-{number}")
-        return attainment(answers, slo)
 
-    async def day(self, capacity: float, *, name: str, rollouts: bool) -> Told:
-        """The same users in every arm."""
+        async def come() -> list[Answer]:
+            async with self._fed(on=False):
+                start = time.time() + _LEAD_S
+                return await self._users.crowd([start + s for s in users], name=self._named(f"probe-{number}"))
+
+        answers, host = await self.quiet.measured(come)
+        return attainment(answers, slo), host
+
+    async def day(self, capacity: float, *, name: str, rollouts: bool) -> tuple[Told, Host]:
+        """The same users in every arm, and what the machine gave to it."""
+        return await self.quiet.measured(lambda: self._day(capacity, name=name, rollouts=rollouts))
+
+    async def _day(self, capacity: float, *, name: str, rollouts: bool) -> Told:
         at = day(self._plan.day_peak * capacity, self._plan.day_s, seed=self._plan.seed)
         async with self._fed(on=rollouts):
             if rollouts:
                 await self._harvesting()
             start, first = time.time() + _LEAD_S, len(self.watch.looks)
-            answers = await self._users.crowd([start + s for s in at], name=name)
+            answers = await self._users.crowd([start + s for s in at], name=self._named(name))
             stop = start + self._plan.day_s
             await asyncio.sleep(max(0.0, stop - time.time()))
         return Told(start, stop, answers, self.watch.looks[first:])
 
-    async def calls(self, rate: float) -> Told:
-        """Again and again a replica is lent, and then so many users come that it is called back."""
+    async def calls(self, rate: float) -> tuple[Told, Host]:
+        """Again and again a replica is lent, and then so many users come that it is called back; and what the machine
+        gave to that."""
+        return await self.quiet.measured(lambda: self._calls(rate))
+
+    async def _calls(self, rate: float) -> Told:
         start, first = time.time(), len(self.watch.looks)
         answers: list[Answer] = []
         async with self._fed(on=True):
@@ -106,8 +130,17 @@ class LendSession:
                 await self._harvesting()
                 burst = poisson(rate, max(1, round(rate * _BURST_S)), seed=self._plan.seed + number)
                 begin = time.time() + _LEAD_S
-                answers += await self._users.crowd([begin + s for s in burst], name=f"call-{number}")
+                answers += await self._users.crowd([begin + s for s in burst], name=self._named(f"call-{number}"))
         return Told(start, time.time(), answers, self.watch.looks[first:])
+
+    @property
+    def user_tokens(self) -> int:
+        """Of each user's answer."""
+        return self._users.tokens
+
+    def _named(self, name: str) -> str:
+        """Other prompts in each repeat: those of the time before are in the prefix cache."""
+        return f"{name}-{len(self.quiet.repeated)}"
 
     async def _harvesting(self) -> None:
         """Returns when a replica is lent and has rollouts."""

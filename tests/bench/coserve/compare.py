@@ -1,0 +1,150 @@
+"""Arms beside one another, load by load, each in the rounds that both have."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .arms import CONSTANT, GUARD, UNGUARDED, USERS, Cell, duel
+from .bootstrap import paired_interval
+from .harvest_share import MARGIN, Constant, keeps, oracle
+
+Record = Mapping[str, Any]
+
+FEW_USERS = 2
+"""By so many or fewer a constant breaks the SLO for what may be an accident: one point of 150 users is one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Of one arm at one load, the first ones."""
+
+    inside: tuple[float, ...]
+    """Of each user 1 or 0."""
+    seconds: float
+    tokens: float
+    """That rollouts kept."""
+    count: int
+
+    @property
+    def attainment(self) -> float:
+        return sum(self.inside) / len(self.inside)
+
+    @property
+    def harvested(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+    def __add__(self, more: "Rounds") -> "Rounds":
+        return Rounds(
+            self.inside + more.inside, self.seconds + more.seconds, self.tokens + more.tokens, self.count + more.count
+        )
+
+
+def rounds(cell: Record, first: int | None = None) -> Rounds:
+    """So many of a cell; None: all."""
+    found = cell["by_round"][:first]
+    users = sum(one["users"] for one in found)
+    return Rounds(
+        inside=tuple(_inside(cell)[:users]),
+        seconds=sum(one["seconds"] for one in found),
+        tokens=sum(one["harvested_tokens_s"] * one["seconds"] for one in found),
+        count=len(found),
+    )
+
+
+def constant_rounds(cells: Mapping[str, Record], load: str, seats: int) -> Rounds:
+    """Of a constant, with those that it has more."""
+    found = rounds(cells[Cell(CONSTANT, load, seats).key])
+    more = cells.get(Cell(CONSTANT, load, seats, more=True).key)
+    return found if more is None else found + rounds(more)
+
+
+def too_few(cells: Mapping[str, Record], load: str, seats: int) -> int:
+    """How many more users a constant would have to have inside the SLO to keep it, beside users alone in the same
+    rounds; 0 where it keeps it."""
+    found = constant_rounds(cells, load, seats)
+    alone = rounds(cells[Cell(USERS, load).key], found.count)
+    wanted = (alone.attainment - MARGIN) * len(found.inside) - 1e-6
+    return max(0, math.ceil(wanted - sum(found.inside)))
+
+
+def comparison(cells: Mapping[str, Record], loads: Sequence[str]) -> dict[str, Any]:
+    """For each load that has users only: what the other arms cost and brought beside it."""
+    return {load: _at(cells, load) for load in loads if Cell(USERS, load).key in cells}
+
+
+def _at(cells: Mapping[str, Record], load: str) -> dict[str, Any]:
+    users, guard = cells[Cell(USERS, load).key], cells.get(Cell(GUARD, load).key)
+    found: dict[str, Any] = {"users_attainment": users["attainment"]}
+    for arm in (GUARD, UNGUARDED):
+        if (cell := cells.get(Cell(arm, load).key)) is not None:
+            found[arm] = _beside(cell, users)
+    seats = [c["seats"] for c in cells.values() if c["arm"] == CONSTANT and c["load"] == load and not c["again"]]
+    if seats:
+        constants = {each: constant_rounds(cells, load, each) for each in seats}
+        found["oracle"] = _oracle(constants, users, guard)
+        best = found["oracle"]["seats"]
+        again = [cells[cell.key] for cell in duel(load, best) if cell.key in cells]
+        if len(again) == 2:
+            found["in_turns"] = _in_turns(best, rounds(again[0]), rounds(again[1]), users)
+    return found
+
+
+def _beside(cell: Record, users: Record) -> dict[str, Any]:
+    return {
+        "attainment": cell["attainment"],
+        "attainment_lost": users["attainment"] - cell["attainment"],
+        "attainment_lost_interval": paired_interval(_inside(users), _inside(cell), seed=0),
+        "within_margin": keeps(cell["attainment"], users["attainment"]),
+        "harvested_tokens_s": cell["harvested_tokens_s"],
+        "efficiency": cell["efficiency"],
+    }
+
+
+def _oracle(constants: Mapping[int, Rounds], users: Record, guard: Record | None) -> dict[str, Any]:
+    """Each beside the users and the guard of the rounds that it has."""
+    alone = {seats: rounds(users, found.count).attainment for seats, found in constants.items()}
+    best = oracle({seats: Constant(c.attainment, c.harvested, alone[seats]) for seats, c in constants.items()})
+    beside = {seats: _share(guard, found) for seats, found in constants.items()}
+    return {
+        "seats": best,
+        "harvested_tokens_s": constants[best].harvested if best else 0.0,
+        "guard_share": beside[best] if best else None,
+        "constants": {
+            str(seats): {
+                "attainment": constants[seats].attainment,
+                "users_attainment": alone[seats],
+                "keeps": keeps(constants[seats].attainment, alone[seats]),
+                "rounds": constants[seats].count,
+                "harvested_tokens_s": constants[seats].harvested,
+                "guard_share": beside[seats],
+            }
+            for seats in sorted(constants)
+        },
+    }
+
+
+def _share(guard: Record | None, found: Rounds) -> float | None:
+    """Of the guard's harvest in the same rounds."""
+    if guard is None or not found.tokens:
+        return None
+    return rounds(guard, found.count).harvested / found.harvested
+
+
+def _in_turns(seats: int, guard: Rounds, best: Rounds, users: Record) -> dict[str, Any]:
+    alone = rounds(users, guard.count).attainment
+    found = {
+        name: {
+            "attainment": side.attainment,
+            "keeps": keeps(side.attainment, alone),
+            "harvested_tokens_s": side.harvested,
+        }
+        for name, side in ((GUARD, guard), (CONSTANT, best))
+    }
+    share = guard.harvested / best.harvested if best.tokens else None
+    return {"seats": seats, "users_attainment": alone, **found, "guard_share": share}
+
+
+def _inside(cell: Record) -> list[float]:
+    return [float(one) for one in cell["inside"]]

@@ -1,0 +1,99 @@
+"""What co-serving has to keep to, of the cells that were measured."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.bench.verdicts import Verdict, at_most, reported
+
+from .arms import ARRIVAL, CONSTANT, DAY, GUARD, LOADS, Cell
+from .compare import Record
+from .harvest_share import MARGIN
+
+ORACLE_SHARE = 0.9
+
+
+def verdicts(cells: Mapping[str, Record], compared: Mapping[str, Any]) -> list[Verdict]:
+    """`compared` is `compare.comparison` of the cells."""
+    return [
+        *(_lost(compared.get(load, {}), load) for load in (*LOADS, DAY)),
+        *(_beside_oracle(compared.get(load, {}), load) for load in LOADS),
+        _over_the_day(compared.get(DAY, {})),
+        _arrival(cells),
+        *accounts(cells),
+    ]
+
+
+def push_verdicts(cells: Mapping[str, Record], copy_s: float | None) -> list[Verdict]:
+    """Of users who felt pushes; copying the bytes takes `copy_s`."""
+    pushes = cells.get(Cell(GUARD, "50").key, {}).get("pushes")
+    seconds, felt = (pushes["seconds"], pushes["felt_s"]) if pushes else ({}, {})
+    p50 = seconds.get("p50")
+    return [
+        *accounts(cells),
+        reported("push: seconds until every replica has proved it, p50", p50),
+        reported("push: the same, p99", seconds.get("p99")),
+        reported("push: p50 beside a copy of the bytes", p50 / copy_s if p50 and copy_s else None),
+        reported("push: seconds that users felt, p50", felt.get("p50")),
+        reported("push: the same, p99", felt.get("p99")),
+    ]
+
+
+def _lost(at: Mapping[str, Any], load: str) -> Verdict:
+    """In points, of all rounds."""
+    lost = at[GUARD]["attainment_lost"] if GUARD in at else None
+    return at_most(f"guard at {load}: points of users lost", None if lost is None else 100 * lost, 100 * MARGIN)
+
+
+def _beside_oracle(at: Mapping[str, Any], load: str) -> Verdict:
+    share, kept, by = _share(at)
+    name = f"guard at {load}: harvest beside the oracle's, {by}"
+    return Verdict(name, share, f">= {ORACLE_SHARE:g}", None if share is None else share >= ORACLE_SHARE and kept)
+
+
+def _over_the_day(at: Mapping[str, Any]) -> Verdict:
+    """The least of all constants that keep the SLO; the best one's as `_share` has it."""
+    share, kept, by = _share(at)
+    oracle = at.get("oracle", {"constants": {}})
+    others = [
+        one["guard_share"]
+        for seats, one in oracle["constants"].items()
+        if one["keeps"] and one["guard_share"] is not None and seats != str(oracle["seats"])
+    ]
+    least = None if share is None else min(share, *others) if others else share
+    name = f"guard over the day: harvest beside every constant's that keeps the SLO, the best one's {by}"
+    return Verdict(name, least, "> 1", None if least is None else least > 1 and kept)
+
+
+def _share(at: Mapping[str, Any]) -> tuple[float | None, bool, str]:
+    """Of the best constant's harvest, whether the guard kept the SLO where it was measured, and where that was.
+
+    In turns, since both sides then met the same machine, unless the constant broke the SLO there and is no oracle.
+    """
+    turns = at.get("in_turns")
+    if turns is not None and turns[CONSTANT]["keeps"]:
+        return turns["guard_share"], turns[GUARD]["keeps"], "in turns"
+    if GUARD not in at or "oracle" not in at:
+        return None, False, "own cells"
+    return at["oracle"]["guard_share"], at[GUARD]["within_margin"], "own cells"
+
+
+def _arrival(cells: Mapping[str, Record]) -> Verdict:
+    found = cells.get(ARRIVAL, {}).get("arrival")
+    name = "a user who finds every seat held: p99 of the first token beside its bound, nobody failed"
+    if found is None or not found["bound_s"] or found["ttft_s"]["p99"] is None:
+        return Verdict(name, None, "<= 1", None if found is None else found["holds"])
+    return Verdict(name, found["ttft_s"]["p99"] / found["bound_s"], "<= 1", found["holds"])
+
+
+def accounts(cells: Mapping[str, Record]) -> Sequence[Verdict]:
+    """Of all cells with rollouts."""
+    tokens = [cell["tokens"] for cell in cells.values() if Cell(cell["arm"]).rollouts]
+    pushes = [cell["pushes"] for cell in cells.values() if Cell(cell["arm"]).rollouts]
+    again = max((one["not_delivered"] / max(1, one["cuts"]) for one in tokens), default=None)
+    lost = sum(one["lost"] for one in tokens) if tokens else None
+    open_ = sum(one["not_verified"] for one in pushes) if sum(one["count"] for one in pushes) else None
+    return [
+        at_most("tokens generated and not delivered, for each cut, the most of any cell", again, 1),
+        at_most("response tokens lost", lost, 0),
+        at_most("pushes not verified", open_, 0),
+    ]
