@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollout.board import AppliedPush, PushPath
+from rollout.board import AppliedPush, Heartbeat, PushPath, ReplicaState
 from tests.bench.coserve.account import account
 from tests.bench.coserve.answers import Answer
 from tests.bench.coserve.arms import ARRIVAL, GUARD, Cell
@@ -19,7 +19,7 @@ from tests.bench.coserve.figures import Figures
 from tests.bench.coserve.host import Host
 from tests.bench.coserve.measure import record
 from tests.bench.coserve.plan import Plan
-from tests.bench.coserve.pushes import Push, proved_at, slowness
+from tests.bench.coserve.pushes import Push, proved_at, reports, slowness
 from tests.bench.coserve.seen import Counts, Seen
 from tests.bench.coserve.slo import Slo
 
@@ -103,6 +103,15 @@ def test_the_slowness_of_a_push_is_that_of_tokens_beside_those_of_other_times() 
 def test_a_push_that_nobody_proved_is_counted() -> None:
     pushes = record([_seen(pushes=[Push(4, 101.0, None, error="late")])], SLO, 200.0, seed=0)["pushes"]
     assert (pushes["not_verified"], pushes["errors"], pushes["seconds"]["p50"]) == (1, ["late"], None)
+
+
+def test_a_replica_reports_the_newest_that_became_of_a_version() -> None:
+    def beat(*pushes: AppliedPush) -> Heartbeat:
+        return Heartbeat(*("r", "host", 1, ReplicaState.HEALTHY, "policy", 3, 32, 0, 0, 0, 0, None), pushes=pushes)
+
+    failed, proved = _applied(101.0, verified=False), _applied(102.0, path=PushPath.ARTEFACT)
+    other = replace(proved, version=2)
+    assert reports([beat(other, failed, proved), beat(other), beat(failed)], 3) == (proved, failed)
 
 
 def test_a_push_is_verified_when_every_replica_has_proved_it() -> None:

@@ -122,7 +122,8 @@ async def test_a_run_waits_for_a_machine_that_has_its_processors_until_its_patie
 
 
 async def test_work_is_done_again_where_another_guest_had_the_processors_meanwhile() -> None:
-    quiet, done = Quiet(0.05, 0.15, 1, 0.0), list[int]()
+    quiet, done = Quiet(0.05, 0.15, 3, 0.0), list[int]()
+    readings = iter([(0, 0), (60, 200), (60, 200), (62, 400)])
 
     async def look() -> Host:
         return Host(0.0, 0.0, 0.2, 0.01)
@@ -131,9 +132,10 @@ async def test_work_is_done_again_where_another_guest_had_the_processors_meanwhi
         done.append(len(done))
         return done[-1]
 
-    found, host = await quiet.measured(work, look)
-    assert found == len(done) - 1
-    assert host.probe_s == 0.2
+    found, host = await quiet.measured(work, look, lambda: Theft(lambda: next(readings)))
+    assert (found, done) == (1, [0, 1])
+    assert host == Host(0.01, 0.01, 0.2, 0.01)
+    assert len(quiet.repeated) == 1
 
 
 async def test_a_guard_that_rests_has_no_rollouts_and_forgets_nothing() -> None:

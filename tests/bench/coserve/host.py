@@ -151,12 +151,15 @@ class Quiet:
         return host
 
     async def measured(
-        self, work: Callable[[], Awaitable[SeenT]], look: Callable[[], Awaitable[Host]] = probe
+        self,
+        work: Callable[[], Awaitable[SeenT]],
+        look: Callable[[], Awaitable[Host]] = probe,
+        watch: Callable[[], Theft] = Theft,
     ) -> tuple[SeenT, Host]:
         """What `work` gives on a quiet machine, once more where it was not one meanwhile; and what it had of it."""
         while True:
             host = await self.wait(look)
-            async with (theft := Theft()).seen():
+            async with (theft := watch()).seen():
                 found = await work()
             host = replace(host, steal=theft.share, moment=theft.moment)
             if not self.again(host.steal, host.moment):

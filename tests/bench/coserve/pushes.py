@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from rollout.board import AppliedPush
+from rollout.board import AppliedPush, Heartbeat
 from rollout.errors import NightshiftError
 from rollout.weights import MANIFEST, WeightManifest, version_dir
 from services.background import in_background
@@ -108,9 +108,7 @@ class Pusher:
         """Of all replicas. Raises TimeoutError."""
         async with asyncio.timeout(_PROOF_S):
             while True:
-                beats = await self._trainer.board.replicas(self._trainer.fleet)
-                newest = [{push.version: push for push in beat.pushes}.get(version) for beat in beats]
-                found = tuple(push for push in newest if push is not None)
+                found = reports(await self._trainer.board.replicas(self._trainer.fleet), version)
                 if len(found) >= self._replicas:
                     return found
                 await asyncio.sleep(_LOOK_S)
@@ -126,6 +124,12 @@ class Pusher:
             _sync(file)
         if (old := manifest.version - 3) > len(self._sets):
             shutil.rmtree(version_dir(self._trainer.weights, old), ignore_errors=True)
+
+
+def reports(beats: Sequence[Heartbeat], version: int) -> tuple[AppliedPush, ...]:
+    """The newest of each replica that has one of this version."""
+    newest = [{push.version: push for push in beat.pushes}.get(version) for beat in beats]
+    return tuple(push for push in newest if push is not None)
 
 
 def proved_at(applied: Sequence[AppliedPush]) -> float | None:
