@@ -15,10 +15,12 @@ import torch.distributed as dist
 
 from rollout.board import Heartbeat, ReplicaState
 from rollout.client import RolloutClient
-from rollout.client_records import SampledGroup, SampleSegment
+from rollout.client_records import Rollout
+from rollout.queue import GroupStatus
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
+from rollout.types import Segment
 from rollout.weights import WeightManifest
 from tests.fake_trainer import AdapterTrainer, FakeTrainer
 from tests.running_fleet import START_S, RunningFleet
@@ -68,13 +70,12 @@ class AdapterKiller(Killer, AdapterTrainer):
 @asynccontextmanager
 async def trainer(fleet: RunningFleet, weights: Path, kind: type[Killer] = Killer) -> AsyncIterator[Killer]:
     config = fleet.config
-    store = await RedisStore.connect(fleet.redis)
-    queue, board = RedisQueue(store, config.run), RedisBoard(store)
-    token = await queue.acquire_writer("fake-trainer", ttl_s=600)
-    await board.attach(config.fleet, config.run, token)
-    yield kind(config.fleet, config.run, board, token, config.model.path, weights)
-    await queue.release_writer(token)
-    await store.close()
+    async with connected(fleet) as store:
+        queue, board = RedisQueue(store, config.run), RedisBoard(store)
+        token = await queue.acquire_writer("fake-trainer", ttl_s=600)
+        await board.attach(config.fleet, config.run, token)
+        yield kind(config.fleet, config.run, board, token, config.model.path, weights)
+        await queue.release_writer(token)
 
 
 async def healthy(
@@ -90,34 +91,43 @@ async def healthy(
             await asyncio.sleep(0.1)
 
 
-async def delivered(fleet: RunningFleet, client: RolloutClient, rollout: str) -> list[SampledGroup]:
+async def delivered(fleet: RunningFleet, client: RolloutClient, rollout: Rollout) -> list[GroupStatus]:
     """Its groups, once all have ended. Raises AssertionError where one ended otherwise, and where the ledger does not
     add up or is not what the queue holds."""
-    groups = await asyncio.to_thread(lambda: list(client.stream(rollout, wait_s=START_S)))
-    assert {group.state for group in groups} == {"delivered"}
+    groups = await asyncio.to_thread(lambda: list(client.stream(rollout.id, wait_s=START_S)))
+    assert [group.state for group in groups] == ["delivered"] * len(rollout.group_ids)
     await check_ledger(fleet)
-    return groups
+    async with connected(fleet) as store:
+        found = await RedisQueue(store, fleet.config.run).status(rollout.group_ids, with_groups=True)
+    return [status for status in found if status is not None]
 
 
 async def check_ledger(fleet: RunningFleet) -> None:
-    store = await RedisStore.connect(fleet.redis)
-    try:
+    async with connected(fleet) as store:
         queue = RedisQueue(store, fleet.config.run)
         ledger = await queue.ledger()
         assert ledger.balance == 0
         assert await queue.audit() == ledger
+
+
+@asynccontextmanager
+async def connected(fleet: RunningFleet) -> AsyncIterator[RedisStore]:
+    store = await RedisStore.connect(fleet.redis)
+    try:
+        yield store
     finally:
         await store.close()
 
 
-def segments(groups: Iterable[SampledGroup]) -> list[SampleSegment]:
-    return [segment for group in groups for sample in group.samples for segment in sample.segments]
+def segments(groups: Iterable[GroupStatus]) -> list[Segment]:
+    samples = [sample for status in groups if status.group is not None for sample in status.group.samples_G]
+    return [segment for sample in samples for segment in sample.segments]
 
 
-def versions(segment: SampleSegment, published: Collection[int]) -> list[int]:
+def versions(segment: Segment, published: Collection[int]) -> list[int]:
     """In their order. Raises AssertionError where a token has none, or one that was never published."""
     spans = segment.version_spans
-    assert [0, *(stop for _, _, stop in spans)] == [*(start for _, start, _ in spans), len(segment.response_ids)]
-    found = [version for version, _, _ in spans]
+    assert [0, *(span.stop for span in spans)] == [*(span.start for span in spans), len(segment.response_ids_T)]
+    found = [span.version for span in spans]
     assert set(found) <= set(published), (found, published)
     return found

@@ -1,5 +1,5 @@
 """Users have the base model and rollouts the adapter in training when one of two replicas is killed in the middle of a
-push: users of the other notice nothing, and what was salvaged goes on there, on the newest adapter.
+push: users of the other notice nothing, what was salvaged goes on there, and the new adapter arrives.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from rollout.client import RolloutClient
-from rollout.client_records import SampleSegment
+from rollout.types import Segment
 from rollout.weights import version_dir
 from tests.fake_trainer import FakeTrainer, peft_logprobs
 from tests.fleet_users import LONGEST, Readers, count, failed, users
@@ -26,7 +26,7 @@ _UNDER_WAY = 500
 _NOISE = 0.3
 """Of the adapters: enough for one to be told from another by logprobs."""
 _CHECKED = 10
-"""Of the samples that went on on another adapter."""
+"""Of the samples of groups that the victim had."""
 _ADAPTERS = """
 [fleet.sharing]
 mode = "adapter"
@@ -34,7 +34,7 @@ max_lora_rank = 8
 """
 
 
-async def test_samples_of_a_killed_replica_go_on_on_the_newest_adapter_and_users_stay_on_the_base(
+async def test_samples_of_a_killed_replica_go_on_with_their_adapters_logprobs_and_users_stay_on_the_base(
     tmp_path: Path,
 ) -> None:
     with (
@@ -48,7 +48,7 @@ async def test_samples_of_a_killed_replica_go_on_on_the_newest_adapter_and_users
             victim, other = sorted(both, key=lambda beat: beat.replica)
             readers = Readers(fleet, model, pusher.board)
             await readers.begin([victim.replica, other.replica])
-            rollout = client.submit([f"a{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 200}).id
+            rollout = client.submit([f"a{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 200})
             await pusher.beat_where(lambda b: b.replica == victim.replica and b.rollout_tokens > _UNDER_WAY)
             with users(fleet, model, since=pusher.death.known) as asking:
                 await pusher.interrupted_push(victim, replicas=2, noise=_NOISE)
@@ -56,26 +56,30 @@ async def test_samples_of_a_killed_replica_go_on_on_the_newest_adapter_and_users
                 known = {victim.replica, other.replica}
                 await healthy(pusher, lambda beat: beat.replica not in known and beat.version == 2)
                 groups = await delivered(fleet, client, rollout)
+                later = await delivered(fleet, client, client.submit(["later"], n=4, sampling={"max_tokens": 20}))
             await readers.check_lost(victim.replica, died=pusher.death.at)
             assert failed(asking) == []
             assert count(asking) > 50
             assert len({text for user in asking for text in user.texts}) == 1, "of the base alone"
 
-            # a sample that nobody cut ends on the adapter that it began with
-            resumed = [segment for segment in segments(groups) if versions(segment, {1, 2}) == [1, 2]]
-            assert resumed
-            assert all(beat.rollout_cuts == 0 for beat in await healthy(pusher, count=2))
-            check_logprobs(pusher, resumed[:_CHECKED])
+            assert all(versions(segment, {1, 2}) for segment in segments(groups))
+            assert {tuple(versions(segment, {2})) for segment in segments(later)} == {(2,)}
+            alive = await healthy(pusher, lambda beat: beat.replica != victim.replica, count=2)
+            assert sum(beat.rollout_cuts for beat in alive) == 0
+            assert sum(beat.rollout_salvaged for beat in alive) > 0, "and that of the victim's"
+            check_logprobs(pusher, segments(status for status in groups if status.attempt > 1)[:_CHECKED])
 
 
-def check_logprobs(pusher: FakeTrainer, those: Sequence[SampleSegment]) -> None:
+def check_logprobs(pusher: FakeTrainer, those: Sequence[Segment]) -> None:
     """Every token has the logprob that PEFT computes under the version which the sample says made it."""
+    assert those
     models = {version: adapted(pusher, version) for version in (1, 2)}
     for segment in those:
-        ids = (*segment.prompt_ids, *segment.response_ids)
-        for version, start, stop in segment.version_spans:
-            expected = peft_logprobs(models[version], (ids,))[0][len(segment.prompt_ids) - 1 :]
-            assert segment.behavior_logprobs[start:stop] == pytest.approx(expected[start:stop], abs=2e-3)
+        ids = (*segment.prompt_ids_P.tolist(), *segment.response_ids_T.tolist())
+        for span in segment.version_spans:
+            expected = peft_logprobs(models[span.version], (ids,))[0][len(segment.prompt_ids_P) - 1 :]
+            found = segment.behavior_logprobs_T[span.start : span.stop]
+            assert found == pytest.approx(expected[span.start : span.stop], abs=2e-3)
 
 
 def adapted(pusher: FakeTrainer, version: int) -> Any:

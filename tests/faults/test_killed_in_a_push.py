@@ -25,7 +25,7 @@ async def test_a_replica_that_users_share_is_killed_between_invitation_and_bytes
             victim, other = sorted(await healthy(pusher, count=2), key=lambda beat: beat.replica)
             readers = Readers(fleet, fleet.config.model.name, pusher.board)
             await readers.begin([victim.replica, other.replica])
-            rollout = client.submit([f"p{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 60}).id
+            rollout = client.submit([f"p{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 60})
             await pusher.beat_where(lambda beat: beat.replica == victim.replica and beat.seats_rollouts > 0)
             with users(fleet, fleet.config.model.name, since=pusher.death.known) as asking:
                 await pusher.interrupted_push(victim, replicas=2)

@@ -15,7 +15,8 @@ import pytest
 
 from rollout.board import Heartbeat, ReplicaRole
 from rollout.client import RolloutClient
-from rollout.client_records import SampledGroup
+from rollout.client_records import Rollout
+from rollout.queue import GroupStatus
 from tests.fleet_users import LONGEST, Answer, Readers, User, count, failed, users
 from tests.killed_replicas import Death, Killer, delivered, healthy, segments, trainer, versions
 from tests.running_fleet import START_S, RunningFleet, run_fleet
@@ -77,10 +78,10 @@ def ask(fleet: RunningFleet, max_tokens: int = 24) -> str:
     return str(answer.json()["choices"][0]["text"])
 
 
-def submitted(client: RolloutClient, letter: str, *, groups: int = _GROUPS) -> str:
+def submitted(client: RolloutClient, letter: str, *, groups: int = _GROUPS) -> Rollout:
     """A rollout of groups that no other one has."""
     prompts = [f"{letter}{number}" for number in range(groups)]
-    return str(client.submit(prompts, n=4, sampling={"max_tokens": 60}).id)
+    return client.submit(prompts, n=4, sampling={"max_tokens": 60})
 
 
 def ask_at_once(fleet: RunningFleet, count: int, width: int) -> set[str]:
@@ -106,7 +107,7 @@ def test_a_replica_goes_to_rollouts_and_comes_back_and_users_always_have_their_m
 
         page = get(fleet, "/metrics").text
         assert 'part="verified"' in page
-        assert [group.state for group in client.stream(rollout, wait_s=START_S)] == ["delivered"] * _GROUPS
+        assert [group.state for group in client.stream(rollout.id, wait_s=START_S)] == ["delivered"] * _GROUPS
     assert ask(fleet) == expected
 
 
@@ -214,7 +215,7 @@ async def in_role(pusher: Killer, role: ReplicaRole) -> Heartbeat:
             await asyncio.sleep(0.005)
 
 
-def check_versions(groups: Sequence[SampledGroup], published: Collection[int]) -> None:
+def check_versions(groups: Sequence[GroupStatus], published: Collection[int]) -> None:
     for segment in segments(groups):
         versions(segment, published)
 

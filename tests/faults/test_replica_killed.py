@@ -6,8 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -16,11 +14,9 @@ import pytest
 
 from rollout.board import Board, Heartbeat
 from rollout.client import RolloutClient
-from rollout.queue import GroupStatus, RolloutQueue
+from rollout.queue import GroupStatus
 from rollout.redis_board import RedisBoard
-from rollout.redis_queue import RedisQueue
-from rollout.redis_store import RedisStore
-from tests.killed_replicas import Death, check_ledger, delivered
+from tests.killed_replicas import Death, connected, delivered
 from tests.processes import wait_until_gone
 from tests.running_fleet import START_S, RunningFleet
 
@@ -64,15 +60,6 @@ def leased(client: RolloutClient, rollout: str) -> None:
         time.sleep(0.02)
 
 
-@asynccontextmanager
-async def queue_and_board(fleet: RunningFleet) -> AsyncIterator[tuple[RolloutQueue, Board]]:
-    store = await RedisStore.connect(fleet.redis)
-    try:
-        yield RedisQueue(store, fleet.config.run), RedisBoard(store)
-    finally:
-        await store.close()
-
-
 async def killed_as_it_speaks(fleet: RunningFleet, board: Board, replica: str) -> float:
     """Kills it when its heartbeat is new; returns how many tokens it has generated since its start at most."""
     earlier, last = await next_beat(fleet, board, replica), await next_beat(fleet, board, replica)
@@ -109,31 +96,27 @@ def replica_of(status: GroupStatus) -> str:
 async def test_a_killed_replicas_samples_go_on_elsewhere_and_lose_no_more_tokens_than_they_may(
     fleet: RunningFleet,
 ) -> None:
-    async with queue_and_board(fleet) as (queue, board):
-        victim = healthy_replica(fleet, besides=set())
+    victim = healthy_replica(fleet, besides=set())["replica"]
+    async with connected(fleet) as store:
+        board = RedisBoard(store)
         before = {beat.replica: beat for beat in await board.replicas(fleet.config.fleet)}
         assert all(beat.seats_rollouts == 0 for beat in before.values())
         with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
             prompts = [f"q{number}" for number in range(_GROUPS)]
             rollout = client.submit(prompts, n=_SAMPLES, sampling={"max_tokens": 64})
-            generated = await killed_as_it_speaks(fleet, board, victim["replica"])
-            generated -= before[victim["replica"]].rollout_tokens
+            generated = await killed_as_it_speaks(fleet, board, victim) - before[victim].rollout_tokens
             assert client.get(rollout.id).counts.get("delivered", 0) < _GROUPS, "killed at its work"
             await asyncio.to_thread(healthy_replica, fleet, besides=set(before))
-            groups = await asyncio.to_thread(lambda: list(client.stream(rollout.id, wait_s=START_S)))
-            assert [group.state for group in groups] == ["delivered"] * _GROUPS
+            groups = await delivered(fleet, client, rollout)
         await asyncio.sleep(2)  # the next heartbeats
-        after = [beat for beat in await board.replicas(fleet.config.fleet) if beat.replica != victim["replica"]]
-        salvaged = sum(beat.rollout_salvaged for beat in after)
-        salvaged -= sum(beat.rollout_salvaged for name, beat in before.items() if name != victim["replica"])
-        assert salvaged > 0
-        ended = [status for status in await queue.status(rollout.group_ids, with_groups=True) if status is not None]
-        kept = sum(tokens(status) for status in ended if replica_of(status) == victim["replica"]) + salvaged
-        held = _SAMPLES * sum(status.attempt > 1 for status in ended)
-        print(f"of {generated:.0f} tokens {kept} were kept; {held} samples were under way")
-        assert held > 0
-        assert generated - kept <= fleet.config.harvest.salvage_tokens * held
-    await check_ledger(fleet)
+        after = {beat.replica: beat for beat in await board.replicas(fleet.config.fleet) if beat.replica != victim}
+    salvaged = sum(beat.rollout_salvaged for beat in after.values())
+    salvaged -= sum(before[name].rollout_salvaged for name in after if name in before)
+    assert salvaged > 0
+    kept = salvaged + sum(tokens(status) for status in groups if replica_of(status) == victim)
+    held = _SAMPLES * sum(status.attempt > 1 for status in groups)
+    print(f"of {generated:.0f} tokens {kept} were kept; {held} samples were under way")
+    assert generated - kept <= fleet.config.harvest.salvage_tokens * held
     assert status_of_a_users_request(fleet) == 200
 
 
@@ -147,12 +130,12 @@ def test_a_dead_engine_loses_no_group_and_ends_with_its_replica_for_which_anothe
     assert held > 512 << 20, "which hold the model"
 
     with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
-        rollout = client.submit([f"p{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 32}).id
-        leased(client, rollout)
+        rollout = client.submit([f"p{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 32})
+        leased(client, rollout.id)
         core.kill()
         time.sleep(_DEAD_ENGINE_S)
         assert status_of_a_users_request(fleet) in {200, 503}, "by another replica, or to be tried again"
-        assert client.get(rollout).counts.get("dead", 0) == 0
+        assert client.get(rollout.id).counts.get("dead", 0) == 0
 
         os.kill(victim["pid"], signal.SIGKILL)
         assert wait_until_gone([victim["pid"], *(process.pid for process in engine)], seconds=_REAPED_S) == []
