@@ -13,7 +13,7 @@ from services.added import Added
 from services.cache_room import next_room
 from services.config import HarvestConfig
 from services.guard_phases import Phases, entered, restarted
-from services.headroom import first_headroom, next_headroom
+from services.headroom import first_headroom, next_headroom, resumed
 from services.idle_speed import IdleSpeed
 from services.recent_peak import RecentPeak
 from services.seat_guard import Felt, Guard, check_attainable, guarded_seats, next_guard, prefill_pace
@@ -88,6 +88,8 @@ class SeatKeeper:
         self._taken = TimeTaken()
         self._beside_at = -math.inf
         self._headroom, self._learned_under = first_headroom(slo, clock()), slo
+        self._unguarded_at = clock()
+        """When an SLO was last given up."""
         self._phases = Phases(Guard(limit=harvest.user_reserve + 1.0))
         self._room, self._made_room_at = total, -_STEPS_TO_SEE
         self._spared = 0
@@ -209,13 +211,15 @@ class SeatKeeper:
             self._peak, self._limits = RecentPeak(slo.window_s), RecentPeak(slo.window_s)
             if slo.guards:
                 self._learn_under(slo, harvest.user_reserve)
+            elif self._slo.guards:
+                self._unguarded_at = self._clock()
         self._harvest, self._slo = harvest, slo
         self.resize()
 
     def _learn_under(self, slo: SloConfig, reserve: int) -> None:
         now = self._clock()
         if slo == self._learned_under:
-            self._headroom = replace(self._headroom, since=now)
+            self._headroom = resumed(self._headroom, left_at=self._unguarded_at, now=now)
             self._phases = restarted(self._phases, now)
             return
         self._learned_under = slo
@@ -256,7 +260,9 @@ class SeatKeeper:
     def _mind_steps(self, now: float, before: float) -> None:
         """What sequences add to those since the look `before`, and how much of their time rollouts took."""
         steps, begun = self._engine.step_log.take(), self.seats.begun
-        earlier, self._present = self._present, (self.users.held, self.seats.held)
+        # users beyond the free seats wait in the engine, and are in no step
+        met = (min(self.users.held, self._total - self.seats.held), self.seats.held)
+        earlier, self._present = self._present, met
         users, rollouts = (sum(pair) / 2 for pair in zip(earlier, self._present, strict=True))
         # those of a push are longer, whatever is in them
         if steps.count and self._still_until() < before and not self._arriving():
@@ -365,9 +371,9 @@ class SeatKeeper:
 
     def _most(self) -> int:
         """Seats beyond which samples leave theirs at once: users need them, or the SLO was missed."""
-        left = max(0, self._total - self.users.held)
         if self.rollouts_aside or self._role is not None:
-            return min(left, self._allowed())
+            return self._allowed()
+        left = rollout_seats(self._total, self._harvest.user_reserve, self.users.held)
         if not self._slo.guards:
             return left
         seats = self._guarded_seats(self.users.held)
