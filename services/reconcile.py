@@ -88,6 +88,8 @@ class Reconciler:
         self.coming: str | None = None
         """Run whose weights are on their way into the engine, from the invitation to the check: the cores that receive
         and prepare them may be the engine's."""
+        self.unchecked: int | None = None
+        """Version that is in the engine, or on its way into it, and whose check is not over."""
         self.version = 0
         self.detail = "not compared with the current version yet"
         self.news = asyncio.Event()
@@ -341,6 +343,7 @@ class Reconciler:
         manifest = delivery.manifest
         key = (delivery.run, manifest.version, manifest.digest)
         self._settled.clear()
+        self.unchecked = manifest.version
         verified = False
         try:
             self._on_coming(delivery.run)
@@ -352,6 +355,7 @@ class Reconciler:
             self._failures = {} if verified else {key: self._failures.get(key, 0) + 1}
             if not self._trusted:
                 self._on_untrusted(f"version {manifest.version} is not verified", manifest.version)
+            self.unchecked = None
             self._settled.set()
             self.news.set()
 

@@ -228,6 +228,10 @@ class Replica:
     def pinned(self) -> int | None:
         return self.reconciler.pinned
 
+    @property
+    def unchecked(self) -> int | None:
+        return self.reconciler.unchecked
+
     async def settled(self) -> None:
         await self.reconciler.settled()
 

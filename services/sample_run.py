@@ -2,7 +2,7 @@
 
 line -> seat -> engine -> finished
   ^              |
-  +--- cut <-----+    the tokens so far stay
+  +--- cut <-----+    the tokens so far stay; one that is held back waits before the line
 """
 
 import asyncio
@@ -141,6 +141,8 @@ class SampleRun:
         self._tally = tally
         self._generation: Generation | None = None
         self._parting = False
+        self._may_go_on = asyncio.Event()
+        self._may_go_on.set()
         self.kept = None if start is None else start.part
         self._saved = tokens(self.kept)
         self.text = ""
@@ -155,6 +157,10 @@ class SampleRun:
     def seated(self) -> bool:
         """Whether the engine works on it."""
         return self._generation is not None
+
+    @property
+    def held_back(self) -> bool:
+        return not self._may_go_on.is_set()
 
     @property
     def in_flight(self) -> int:
@@ -199,6 +205,8 @@ class SampleRun:
                 self._seats.leave(ticket)
                 self._ticket = None
             if not (self.finished or self._parting):
+                await self._may_go_on.wait()
+            if not (self.finished or self._parting):
                 self._ticket = self._ask(ticket)
         if self.kept is not None and self.finished:
             self.text = self._engine.decode(self.kept.token_ids)
@@ -206,8 +214,19 @@ class SampleRun:
     def part(self) -> None:
         """End at once, with what there is."""
         self._parting = True
+        self._may_go_on.set()
         if self._ticket is not None:
             self._ticket.want()
+
+    def hold_back(self) -> None:
+        """Leave the engine, with what there is, and stand in no line until `let_on`."""
+        if self.seated and self._ticket is not None and not self._parting:
+            self._may_go_on.clear()
+            self._ticket.want()
+
+    def let_on(self) -> None:
+        """Go on, at the place in the line that its age gives it."""
+        self._may_go_on.set()
 
     def leave(self) -> None:
         """Give the seat or the place in the line back, whatever became of `run`."""
