@@ -43,6 +43,27 @@ class ReplicaRole(StrEnum):
     """The production model did not come back: Serve replaces the replica."""
 
 
+class CutCause(StrEnum):
+    """Why a sample had to leave the engine before its end."""
+
+    USER = "user"
+    """One came who found no seat."""
+    SLO = "slo"
+    """Users were to stay inside it."""
+    PUSH = "push"
+    """New weights came, or were checked."""
+    CACHE = "cache"
+    """A user's prompt needed its room in the KV cache."""
+    ADAPTER = "adapter"
+    """A new version needed the place of its adapter."""
+    LEND = "lend"
+    """A replica that was lent went back to users."""
+    SETTINGS = "settings"
+    """Others came into force, with fewer seats for rollouts."""
+    MEASURE = "measure"
+    """The idle engine's speed was measured."""
+
+
 class PushPath(StrEnum):
     """How a version reached a replica."""
 
@@ -113,7 +134,11 @@ class Heartbeat:
     pinned: int | None = None
     """The version it is held at for an evaluation."""
     rollout_cuts: int = 0
-    """Samples that were cut since start, for a user or for a version's place; their tokens stayed."""
+    """Times that a sample was cut since start, whatever for; its tokens stayed."""
+    rollout_cut_causes: Mapping[str, int] = field(default_factory=dict)
+    """Those times by `CutCause`."""
+    rollout_preempted: int = 0
+    """Response tokens that samples had when they were cut, since start."""
     rollout_salvaged: int = 0
     """Response tokens that samples went on from, after a cut or another attempt's."""
     rollout_prefilled_again: int = 0

@@ -11,12 +11,13 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from rollout.board import SETTINGS_REFUSED, Heartbeat, ReplicaRole, ReplicaState
+from rollout.board import SETTINGS_REFUSED, CutCause, Heartbeat, ReplicaRole, ReplicaState
 from rollout.errors import NightshiftError, StoreUnavailable
 from rollout.queue import RolloutQueue
 from rollout.redis_board import RedisBoard
@@ -146,7 +147,7 @@ class Replica:
             loop = self._idle.again(
                 lambda: self._config.slo,
                 users=lambda: self.users.held > 0 or not self.takes_users,  # lent, it has no SLO to keep
-                aside=self.keeper.aside,
+                aside=partial(self.keeper.aside, CutCause.MEASURE),
                 meets=self._adopt,
             )
             self._loops.start("idle speed", loop)
@@ -263,6 +264,8 @@ class Replica:
             detail=condition.reason or self.reconciler.detail or self._refused or missed,
             pinned=None if condition.state is ReplicaState.DEAD else self.reconciler.pinned,
             rollout_cuts=tally.cuts,
+            rollout_cut_causes={cause.value: count for cause, count in tally.cut_causes.items()},
+            rollout_preempted=tally.preempted,
             rollout_salvaged=tally.salvaged,
             rollout_prefilled_again=tally.prefilled_again,
             rollout_lost=tally.lost,

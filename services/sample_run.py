@@ -8,10 +8,12 @@ line -> seat -> engine -> finished
 import asyncio
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from rollout.board import CutCause
 from rollout.errors import NightshiftError
 from rollout.queue import Lease
 from rollout.salvage import Chunk, Salvaged, after, joined, tokens
@@ -96,8 +98,10 @@ class Tally:
 
     generated: int = 0
     """By the engine, as far as they were seen here."""
-    cuts: int = 0
-    """Samples that gave their seat to a user or stepped aside for new weights, a count."""
+    cut_causes: Counter[CutCause] = field(default_factory=Counter)
+    """Times that a sample had to leave the engine before its end, by what for."""
+    preempted: int = 0
+    """That samples had when that happened."""
     salvaged: int = 0
     """That samples went on from: of an earlier attempt, here or elsewhere, or from before a cut."""
     prefilled_again: int = 0
@@ -105,6 +109,16 @@ class Tally:
     had."""
     lost: int = 0
     """That samples had here, of an earlier attempt too, and that went nowhere: neither handed in nor salvaged."""
+
+    @property
+    def cuts(self) -> int:
+        """Times that a sample had to leave the engine before its end."""
+        return self.cut_causes.total()
+
+    def cut(self, cause: CutCause, size: int) -> None:
+        """A sample of so many tokens had to."""
+        self.cut_causes[cause] += 1
+        self.preempted += size
 
 
 class SampleRun:
@@ -222,7 +236,7 @@ class SampleRun:
         """Leave the engine, with what there is, and stand in no line until `let_on`."""
         if self.seated and self._ticket is not None and not self._parting:
             self._may_go_on.clear()
-            self._ticket.want()
+            self._ticket.want(CutCause.PUSH)
 
     def let_on(self) -> None:
         """Go on, at the place in the line that its age gives it."""
@@ -265,9 +279,15 @@ class SampleRun:
             self._generation = None
             for task in watching:
                 task.cancel()
+        if not self.finished and (cause := self._cut_cause(ticket)) is not None:
+            self._tally.cut(cause, tokens(self.kept))
         if not (self.finished or self._parting):
-            self._tally.cuts += 1
             self._tally.salvaged += tokens(self.kept) - len(before)
+
+    def _cut_cause(self, ticket: Ticket) -> CutCause | None:
+        """None where nobody asked for its seat and it was only to part."""
+        # its adapter's place is asked of its request, not of the seat
+        return CutCause.ADAPTER if not ticket.wanted.done() else ticket.cause
 
     async def _tell_start(self, ticket: Ticket) -> None:
         while not self.in_flight:  # noqa: ASYNC110 - the engine tells nobody
