@@ -12,6 +12,9 @@ from typing import Protocol
 SETTINGS_REFUSED = "user_config is not in force"
 """How the `detail` of a replica begins that goes on with its earlier settings, since it refused the newest."""
 
+FELT_BOUNDS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+"""Of what users felt of a push, where pushes are counted by it."""
+
 
 class ReplicaState(StrEnum):
     """Of a replica's process, from RESTARTING, for the first time or in a dead one's place, on; `services/fleet.py` has
@@ -87,6 +90,9 @@ class AppliedPush:
     verified: bool
     applied_at: float
     """Unix seconds."""
+    felt_s: float | None = None
+    """The longest wait for a token, the first one included, of any user's sequence in the engine that overlaps the push
+    on this replica, from the first byte to the check. None where no user was there, and until their waits are over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +178,10 @@ class Heartbeat:
     prefill_token_s: float = 0.0
     """What each further token of a prompt adds to a first token on the idle engine, as measured at its start; 0 where
     none is to be seen."""
+    push_felt_counts: tuple[int, ...] = ()
+    """Pushes since start by their `felt_s`: up to each of FELT_BOUNDS_S but above the one before, and above all."""
+    push_felt_sum_s: float = 0.0
+    """Of all of those."""
     max_seats: int | None = None
     """Most that rollouts may hold by the settings in force, which may have changed since start; None where only users
     bound them."""

@@ -4,13 +4,14 @@ import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rollout.board import CutCause, Heartbeat, ReplicaRole
+from rollout.board import FELT_BOUNDS_S, CutCause, Heartbeat, ReplicaRole
 from rollout.percentile import percentile
 from rollout.queue import Ledger, QueueStats
 from services.slo import SloConfig, attained
@@ -206,7 +207,14 @@ class SnapshotCollector(Collector):
             "User requests that its engine failed, since its start.",
             labels=["replica"],
         )
+        felt = HistogramMetricFamily(
+            "nightshift_push_felt_seconds",
+            "Longest wait for a token of any user during a push, since the replica's start.",
+            labels=["replica"],
+        )
         for beat in self._snapshot.replicas:
+            if any(beat.push_felt_counts):
+                felt.add_metric([beat.replica], _buckets(beat.push_felt_counts), beat.push_felt_sum_s)
             failures.add_metric([beat.replica], beat.user_failures)
             for cause in CutCause:
                 cuts.add_metric([beat.replica, cause.value], beat.rollout_cut_causes.get(cause.value, 0))
@@ -221,7 +229,7 @@ class SnapshotCollector(Collector):
                 headroom.add_metric([beat.replica], beat.slo_headroom)
             for family, name in zip(rollouts, _ROLLOUT_FIGURES, strict=True):
                 family.add_metric([beat.replica], getattr(beat, f"rollout_{name}"))
-        yield from (seats, limit, headroom, breaches, version, failures, cuts, *rollouts, *self._roles())
+        yield from (seats, limit, headroom, breaches, version, failures, felt, cuts, *rollouts, *self._roles())
 
     def _roles(self) -> Iterator[Metric]:
         role = GaugeMetricFamily("nightshift_replica_role", "1 for the role it has.", labels=["replica", "role"])
@@ -255,6 +263,11 @@ class SnapshotCollector(Collector):
                 for purpose, number in counts.items():
                     depth.add_metric([run, purpose.value, state], number)
         yield from (ledger, depth)
+
+
+def _buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Of a histogram, each with all that are below."""
+    return list(zip((*map(str, FELT_BOUNDS_S), "+Inf"), accumulate(counts), strict=True))
 
 
 def render(registry: CollectorRegistry, snapshot: FleetSnapshot) -> bytes:

@@ -7,7 +7,6 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from functools import partial
@@ -17,18 +16,19 @@ import structlog
 
 from rollout.board import AppliedPush, Board, CurrentVersion, Invitation, Membership, Pin, PushPath
 from rollout.errors import NightshiftError, StoreUnavailable, WeightsError
-from rollout.weights import MANIFEST, WeightManifest, read_manifest, verify_buckets
+from rollout.weights import WeightManifest, read_manifest, verify_buckets
 from services import collective
 from services.background import in_background
 from services.collective import InReplica, Receiver
-from services.delivery import Delivery, from_artefact
+from services.delivery import Delivery, copied, from_artefact
 from services.push_config import PushConfig
+from services.push_log import PushLog
 from services.staging import Staging
 from services.swap import EngineBroken, Weights
+from services.user_window import RequestTimes
 
 _ATTEMPTS = 3
 """Times one version may fail its check before the replica waits for the next."""
-_KEPT_PUSHES = 8
 _OUTAGE_WAIT_S = 1.0
 _STEP_S = 0.01
 
@@ -53,8 +53,10 @@ class Reconciler:
         on_coming: Callable[[str], None] = lambda _: None,
         receivers: Mapping[str, Receiver] | None = None,
         turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        users: Callable[[], Mapping[str, RequestTimes]] = dict,
     ) -> None:
-        """Within `turn` the engine may stand still; `on_coming` is told the run whose weights come, before they do."""
+        """Within `turn` the engine may stand still; `on_coming` is told the run whose weights come, before they do;
+        `users` are users' sequences in the engine now."""
         self._fleet = fleet
         self._replica = replica
         self._host = host
@@ -94,7 +96,7 @@ class Reconciler:
         self.detail = "not compared with the current version yet"
         self.news = asyncio.Event()
         """Set when a delivery ended, for a heartbeat that does not wait its turn."""
-        self.pushes: deque[AppliedPush] = deque(maxlen=_KEPT_PUSHES)
+        self.pushes = PushLog(users, changed=self.news.set)
 
     @property
     def fit(self) -> bool:
@@ -254,7 +256,8 @@ class Reconciler:
     def _arrival(self, run: str) -> Iterator[None]:
         self.coming = run
         try:
-            yield
+            with self.pushes.arrival():
+                yield
         finally:
             self.coming = None
 
@@ -276,7 +279,7 @@ class Reconciler:
             await collective.receive(invitation, receiver, rank=rank, size=size, manifest=manifest, directory=directory)
         elif leader := membership.followers.get(self._replica):
             directory = self._staging.of(leader, invitation.version, invitation.epoch)
-            await self._await_copy(directory, invitation)
+            await copied(directory, within_s=invitation.deadline_s)
             await in_background(verify_buckets, directory, manifest)
         else:
             return None
@@ -304,14 +307,6 @@ class Reconciler:
                 return found
             await asyncio.sleep(_STEP_S)
         return None
-
-    async def _await_copy(self, directory: Path, invitation: Invitation) -> None:
-        """Until the receiver of this host has sealed its copy."""
-        until = time.monotonic() + invitation.deadline_s
-        while not (directory / MANIFEST).exists():
-            if time.monotonic() > until:
-                raise WeightsError(f"the receiver of this host did not finish {directory}")
-            await asyncio.sleep(_STEP_S)
 
     def _accept(self, announced: CurrentVersion | Invitation, manifest: WeightManifest) -> None:
         """The manifest is the one that was announced, and of a form that the engine loads. Raises WeightsError."""
@@ -361,7 +356,7 @@ class Reconciler:
 
     def _conclude(self, delivery: Delivery, pause_s: float, gap: float) -> bool:
         version, verified = delivery.manifest.version, gap <= self._config.canary_tolerance
-        self.pushes.append(
+        self.pushes.add(
             AppliedPush(
                 version=version,
                 path=delivery.path,

@@ -110,6 +110,7 @@ class Replica:
             on_coming=self.harvester.follow,
             receivers={"gloo": InReplica(), "nccl": InWorker(engine)},
             turn=turns.turn if config.sharing.mode == "live" else nullcontext,
+            users=engine.users,
         )
         self.health = Health(
             engine,
@@ -259,6 +260,8 @@ class Replica:
             user_requests=self.users.requests_ended,
             rehearsal_gap=self._rehearsal_gap,
             pushes=tuple(self.reconciler.pushes),
+            push_felt_counts=tuple(self.reconciler.pushes.felt_counts),
+            push_felt_sum_s=self.reconciler.pushes.felt_sum_s,
             started_at=self._started_at,
             sent_at=time.time(),
             detail=condition.reason or self.reconciler.detail or self._refused or missed,
