@@ -12,6 +12,9 @@ from typing import Protocol
 SETTINGS_REFUSED = "user_config is not in force"
 """How the `detail` of a replica begins that goes on with its earlier settings, since it refused the newest."""
 
+FELT_BOUNDS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+"""Of what users felt of a push, where pushes are counted by it."""
+
 
 class ReplicaState(StrEnum):
     """Of a replica's process, from RESTARTING, for the first time or in a dead one's place, on; `services/fleet.py` has
@@ -43,6 +46,27 @@ class ReplicaRole(StrEnum):
     """The production model did not come back: Serve replaces the replica."""
 
 
+class CutCause(StrEnum):
+    """Why a sample had to leave the engine before its end."""
+
+    USER = "user"
+    """One came who found no seat."""
+    SLO = "slo"
+    """Users were to stay inside it."""
+    PUSH = "push"
+    """New weights came, or were checked."""
+    CACHE = "cache"
+    """A user's prompt needed its room in the KV cache."""
+    ADAPTER = "adapter"
+    """A new version needed the place of its adapter."""
+    LEND = "lend"
+    """A replica that was lent went back to users."""
+    SETTINGS = "settings"
+    """Others came into force, with fewer seats for rollouts."""
+    MEASURE = "measure"
+    """The idle engine's speed was measured."""
+
+
 class PushPath(StrEnum):
     """How a version reached a replica."""
 
@@ -66,6 +90,9 @@ class AppliedPush:
     verified: bool
     applied_at: float
     """Unix seconds."""
+    felt_s: float | None = None
+    """The longest wait for a token, the first one included, of any user's sequence in the engine that overlaps the push
+    on this replica, from the first byte to the check. None where no user was there, and until their waits are over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +140,11 @@ class Heartbeat:
     pinned: int | None = None
     """The version it is held at for an evaluation."""
     rollout_cuts: int = 0
-    """Samples that were cut since start, for a user or for a version's place; their tokens stayed."""
+    """Times that a sample was cut since start, whatever for; its tokens stayed."""
+    rollout_cut_causes: Mapping[str, int] = field(default_factory=dict)
+    """Those times by `CutCause`."""
+    rollout_preempted: int = 0
+    """Response tokens that samples had when they were cut, since start."""
     rollout_salvaged: int = 0
     """Response tokens that samples went on from, after a cut or another attempt's."""
     rollout_prefilled_again: int = 0
@@ -147,6 +178,10 @@ class Heartbeat:
     prefill_token_s: float = 0.0
     """What each further token of a prompt adds to a first token on the idle engine, as measured at its start; 0 where
     none is to be seen."""
+    push_felt_counts: tuple[int, ...] = ()
+    """Pushes since start by their `felt_s`: up to each of FELT_BOUNDS_S but above the one before, and above all."""
+    push_felt_sum_s: float = 0.0
+    """Of all of those."""
     max_seats: int | None = None
     """Most that rollouts may hold by the settings in force, which may have changed since start; None where only users
     bound them."""

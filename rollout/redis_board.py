@@ -178,5 +178,6 @@ def _heartbeat(raw: dict[str, Any]) -> Heartbeat:
         "role": role,
         "switches": switches,
         "adapter_layers": tuple(raw.get("adapter_layers", ())),
+        "push_felt_counts": tuple(raw.get("push_felt_counts", ())),
     }
     return Heartbeat(**{**raw, **typed})

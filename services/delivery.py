@@ -1,5 +1,6 @@
 """Weights that have arrived at a replica."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +8,9 @@ from pathlib import Path
 
 from rollout.board import CurrentVersion, PushPath
 from rollout.errors import WeightsError
-from rollout.weights import WeightManifest, read_manifest, verify_buckets
+from rollout.weights import MANIFEST, WeightManifest, read_manifest, verify_buckets
+
+_LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +38,12 @@ def from_artefact(run: str, current: CurrentVersion, accept: Callable[[WeightMan
     except OSError as error:  # a disk that fails, or the trainer retires the version meanwhile
         raise WeightsError(f"{directory}: cannot be read: {error}") from error
     return Delivery(run, manifest, directory, directory, PushPath.ARTEFACT, None, time.monotonic() - started)
+
+
+async def copied(directory: Path, *, within_s: float) -> None:
+    """Returns when the receiver of this host has sealed its copy. Raises WeightsError when it does not in time."""
+    until = time.monotonic() + within_s
+    while not (directory / MANIFEST).exists():
+        if time.monotonic() > until:
+            raise WeightsError(f"the receiver of this host did not finish {directory}")
+        await asyncio.sleep(_LOOK_S)

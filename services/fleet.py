@@ -10,7 +10,8 @@
     retired: any -> RETIRED, which is final
 
 Rollouts are leased in HEALTHY alone. A dead engine comes back only as a new one, whose weights are verified before it
-harvests; one that was only suspected passes by STALE too, since its weights may have fallen behind meanwhile. A user's
+harvests; one that was only suspected passes by STALE too, where the weights of a run are checked again: they may have
+fallen behind meanwhile, and nobody knows what kept the engine. A user's
 request that fails is counted and moves nothing: an engine can fail every request and still step, or stand still before
 any has failed.
 """

@@ -67,8 +67,8 @@ class GroupWork:
 
     @property
     def waits(self) -> bool:
-        """Whether samples are to be generated still and none has a seat."""
-        return self.unfinished and not any(run.seated for run in self._runs)
+        """Whether samples are to be generated still and none has a seat, or is held back from one."""
+        return self.unfinished and not any(run.seated or run.held_back for run in self._runs)
 
     @property
     def unfinished(self) -> bool:
@@ -94,6 +94,27 @@ class GroupWork:
     def unsaved(self) -> int:
         """Tokens that the queue does not keep."""
         return sum(run.unsaved for run in self._runs)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Tokens of each sample."""
+        return [run.tokens for run in self._runs]
+
+    def owes(self, most: int) -> bool:
+        """Whether a sample has `most` unsaved tokens or more."""
+        return any(run.unsaved >= most for run in self._runs)
+
+    def hold_back(self, most: int) -> None:
+        """Samples with so many unsaved tokens or more leave the engine, until they are let on."""
+        for run in self._runs:
+            if run.unsaved >= most:
+                run.hold_back()
+
+    def let_on(self, most: int | None) -> None:
+        """Samples that were held back go on, those that have fewer unsaved tokens than `most`; None: all of them."""
+        for run in self._runs:
+            if run.held_back and (most is None or run.unsaved < most):
+                run.let_on()
 
     def due(self, most: int) -> list[Chunk]:
         """Chunks of the samples that have `most` unsaved tokens or more."""

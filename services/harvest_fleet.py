@@ -28,6 +28,12 @@ class Fleet(Protocol):
         """The version that the replica is held at for an evaluation."""
         ...
 
+    @property
+    def unchecked(self) -> int | None:
+        """The version of weights that are in the engine, or on their way into it, and whose check is not over; None
+        where no check is running."""
+        ...
+
     async def settled(self) -> None:
         """Returns when no check of new weights is running; one that fails calls `give_up`."""
         ...

@@ -6,22 +6,22 @@ lease a group -> GroupWork (seats, samples, rewards) -> complete
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import structlog
 
-from rollout.errors import CodecError, LeaseLost, RewardError, StoreUnavailable
+from rollout.errors import LeaseLost, RewardError, StoreUnavailable
 from rollout.queue import Lease, RolloutQueue
-from rollout.salvage import Chunk, without
 from rollout.types import Partial, Purpose, RolloutRequest
 from services.config import HarvestConfig
 from services.group_work import GroupWork, Parted, Scorer
 from services.harvest_fleet import Fleet
+from services.held_group import HeldGroup
 from services.kept_prefixes import KeptPrefixes
+from services.salvager import Salvager
 from services.sample_run import EngineGone, Generator, Tally
 from services.seats import Seats
 
@@ -29,9 +29,7 @@ _GROUPS_PER_SEAT = 2
 """Most groups held for each seat: rewards that are slower than generation end up here and stop the leasing."""
 _OUTAGE_WAIT_S = 1.0
 _LOOK_S = 0.1
-"""Between two looks at what is to be salvaged or given back."""
-_SALVAGE_AGAIN_S = 5.0
-"""After the queue refused to keep something."""
+"""Between two looks at what is to be given back."""
 _OTHERS_S = 2.0
 """After an outage of the store, for others to renew leases that ran out meanwhile before anybody takes one over."""
 _MOST_DOUBLINGS = 4
@@ -43,24 +41,6 @@ _NOT_ALLOWED = "the replica may no longer harvest this purpose"
 _NO_SEAT = "users need the seats of the replica"
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class _Held:
-    queue: RolloutQueue
-    lease: Lease
-    work: GroupWork
-    task: asyncio.Task[None] = field(init=False)
-    given_up: str = ""
-    """Why it is being given back."""
-    untrusted: set[int] = field(default_factory=set)
-    """Versions of which no token is salvaged."""
-    waited_s: float = 0.0
-    """In which it was seen to have no seat because users need them."""
-    returning: bool = False
-    """It is being handed in or given back: the queue may know nothing of the lease any more, and nothing is lost."""
-    quiet_until: float = 0.0
-    """No salvage before, monotonic: the queue refused the last one."""
 
 
 class Harvester:
@@ -88,7 +68,8 @@ class Harvester:
         self._fleet = fleet
         self._aside = aside
         self._prefixes = KeptPrefixes(keep=keeps)
-        self._held: dict[tuple[str, str], _Held] = {}
+        self._salvager = Salvager(fleet, config.salvage_tokens)
+        self._held: dict[tuple[str, str], HeldGroup] = {}
         self._ended = asyncio.Event()
         self._cut_off = False
         """The store did not answer when asked for a lease last."""
@@ -101,7 +82,8 @@ class Harvester:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(self._renew_forever())
                 loops.create_task(self._lease_forever())
-                loops.create_task(self._salvage_forever())
+                loops.create_task(self._salvager.run(self._held.values))
+                loops.create_task(self._mind_forever())
         finally:
             await self._return_all()
 
@@ -202,7 +184,7 @@ class Harvester:
         key = (queue.run, lease.group_id)
         if earlier := self._held.get(key):
             self._lose(earlier)  # it ran past its deadline and this replica itself took the group over
-        held = _Held(queue, lease, self._work_on(lease))
+        held = HeldGroup(queue, lease, self._work_on(lease))
         self._held[key] = held
         held.task = asyncio.create_task(self._finish(held))
         # not in the task itself: one that is cancelled before its first step runs none of its code
@@ -231,13 +213,13 @@ class Harvester:
         mixed = self._fleet.pinned is not None and any(span.version != version for span in part.version_spans)
         return not (too_old or mixed) and (part.finished or size < self._engine.max_model_len)
 
-    def _forget(self, key: tuple[str, str], held: _Held) -> None:
+    def _forget(self, key: tuple[str, str], held: HeldGroup) -> None:
         held.work.leave()
         if self._held.get(key) is held:
             del self._held[key]
         self._ended.set()
 
-    async def _finish(self, held: _Held) -> None:
+    async def _finish(self, held: HeldGroup) -> None:
         """One leased group to its end; nothing that happens to it stops the loop."""
         try:
             await self._produce(held)
@@ -251,7 +233,7 @@ class Harvester:
         except Exception as error:
             await self._fail(held, error)
 
-    async def _produce(self, held: _Held) -> None:
+    async def _produce(self, held: HeldGroup) -> None:
         if problem := self._impossible(held.lease.request):
             await held.queue.reject(held.lease, reason=problem)
             return
@@ -272,49 +254,38 @@ class Harvester:
             return f"reward {request.reward.name!r} is not configured in this fleet (rewards.functions of its settings)"
         return None
 
-    async def _salvage_forever(self) -> None:
+    async def _mind_forever(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
             for held in list(self._held.values()):
                 self._mind_waiting(held)
-                if not held.given_up and time.monotonic() >= held.quiet_until:
-                    with suppress(LeaseLost):  # its own task will find out
-                        await self._salvage(held, held.work.due(self._config.salvage_tokens // 2))
 
-    async def _salvage(self, held: _Held, chunks: Sequence[Chunk]) -> None:
-        """Keep them in the queue, once a check of the weights that made them has passed. Raises LeaseLost."""
-        if not chunks:
-            return
-        await self._fleet.settled()
-        trusted = [sound for chunk in chunks if (sound := without(chunk, held.untrusted)) is not None]
-        try:
-            await held.queue.salvage(held.lease, trusted)
-        except (StoreUnavailable, CodecError) as error:
-            held.quiet_until = time.monotonic() + _SALVAGE_AGAIN_S
-            _log.warning("salvage_refused", group=held.lease.group_id, error=str(error))
-            return
-        held.work.saved(trusted)
-
-    def _mind_waiting(self, held: _Held) -> None:
+    def _mind_waiting(self, held: HeldGroup) -> None:
         """A group that has had no seat for a while may find one on another replica."""
         if not held.work.waits or self._seats.held < self._seats.capacity:  # or it waits for others' prefill alone
             held.waited_s = 0.0
         elif not self._aside():
-            # a look counts for no more than `_LOOK_S`: the one before may have been long ago, before new weights
+            # a look counts for no more than `_LOOK_S`: the one before may have been long ago, if the loop was held up
             held.waited_s += _LOOK_S
             if held.waited_s > self._config.give_back_s:
                 self._part(held, _NO_SEAT)
 
-    async def _give_back(self, held: _Held) -> None:
+    async def _give_back(self, held: HeldGroup) -> None:
         """With what there is of its samples."""
-        with suppress(LeaseLost):
-            await self._salvage(held, held.work.due(1))
+        await self._keep(held)
         held.returning = True
         with suppress(LeaseLost, StoreUnavailable):
             await held.queue.release(held.lease, reason=held.given_up or _STOPPED)
         self.tally.lost += held.work.unsaved
 
-    async def _fail(self, held: _Held, error: Exception) -> None:
+    async def _keep(self, held: HeldGroup) -> None:
+        """All that there is of its samples, once a check of the weights that made them has passed."""
+        if held.work.owes(1):
+            await self._fleet.settled()
+        with suppress(LeaseLost):
+            await self._salvager.keep(held)
+
+    async def _fail(self, held: HeldGroup, error: Exception) -> None:
         """The group goes back with what there is of it, unless that may be why it failed; after a while, since what
         failed at once would fail as often as it may within milliseconds, and every group with it."""
         # What an engine computed when it died may be why it did, and counts; what only waited for it does not.
@@ -322,8 +293,8 @@ class Harvester:
         innocent = self._engine.dead or isinstance(error, RewardError | StoreUnavailable)
         forgotten = False
         _log.warning("group_failed", group=held.lease.group_id, attempt=held.lease.attempt, error=repr(error))
-        with suppress(LeaseLost):
-            await self._salvage(held, held.work.due(1) if innocent else [])
+        if innocent:
+            await self._keep(held)
         if failed and not self._engine.dead:
             held.work.leave()
             doublings = min(held.lease.attempt - 1, _MOST_DOUBLINGS)
@@ -334,12 +305,12 @@ class Harvester:
             forgotten = not innocent
         self.tally.lost += held.work.tokens if forgotten else held.work.unsaved
 
-    def _part(self, held: _Held, reason: str) -> None:
+    def _part(self, held: HeldGroup, reason: str) -> None:
         """End the work, to give the group back with what there is of its samples."""
         held.given_up = held.given_up or reason
         held.work.part()
 
-    def _lose(self, held: _Held) -> None:
+    def _lose(self, held: HeldGroup) -> None:
         """Abort work on a lease that is another's now, or for whose farewell no time is left."""
         if held.task.done():
             return

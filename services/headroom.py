@@ -72,6 +72,16 @@ def first_headroom(slo: SloConfig, now: float) -> Headroom:
     return Headroom(_FIRST * slo.most_headroom, since=now)
 
 
+def resumed(before: Headroom, *, left_at: float, now: float) -> Headroom:
+    """The same at `now`, with an SLO again, when there was none from `left_at` on: in that time nobody could teach.
+
+    >>> resumed(Headroom(0.7, taught_at=90.0, near_at=80.0), left_at=100.0, now=500.0)
+    Headroom(share=0.7, since=500.0, missed_at=-inf, misses=0.0, taught_at=490.0, ceiling=1.0, near_at=480.0)
+    """
+    without_s = now - left_at
+    return replace(before, since=now, taught_at=before.taught_at + without_s, near_at=before.near_at + without_s)
+
+
 def next_headroom(
     before: Headroom,
     ended: Sequence[RequestTimes],

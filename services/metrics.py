@@ -4,13 +4,14 @@ import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rollout.board import Heartbeat, ReplicaRole
+from rollout.board import FELT_BOUNDS_S, CutCause, Heartbeat, ReplicaRole
 from rollout.percentile import percentile
 from rollout.queue import Ledger, QueueStats
 from services.slo import SloConfig, attained
@@ -154,7 +155,7 @@ class FleetSnapshot:
 
 _ROLLOUT_FIGURES = {
     "tokens": "Response tokens generated",
-    "cuts": "Samples that gave their seat to a user",
+    "preempted": "Response tokens that samples had when they were cut",
     "salvaged": "Response tokens that samples went on from",
     "prefilled_again": "Tokens computed once more to go on from those",
     "lost": "Response tokens neither handed in nor salvaged",
@@ -196,13 +197,27 @@ class SnapshotCollector(Collector):
             GaugeMetricFamily(f"nightshift_replica_rollout_{name}", f"{what}, since its start.", labels=["replica"])
             for name, what in _ROLLOUT_FIGURES.items()
         ]
+        cuts = CounterMetricFamily(
+            "nightshift_replica_rollout_cuts",
+            "Times a sample had to leave the engine before its end, since the replica's start.",
+            labels=["replica", "cause"],
+        )
         failures = GaugeMetricFamily(
             "nightshift_replica_user_failures",
             "User requests that its engine failed, since its start.",
             labels=["replica"],
         )
+        felt = HistogramMetricFamily(
+            "nightshift_push_felt_seconds",
+            "Longest wait for a token of any user during a push, since the replica's start.",
+            labels=["replica"],
+        )
         for beat in self._snapshot.replicas:
+            if any(beat.push_felt_counts):
+                felt.add_metric([beat.replica], _buckets(beat.push_felt_counts), beat.push_felt_sum_s)
             failures.add_metric([beat.replica], beat.user_failures)
+            for cause in CutCause:
+                cuts.add_metric([beat.replica, cause.value], beat.rollout_cut_causes.get(cause.value, 0))
             held = (("total", beat.seats_total), ("users", beat.seats_users), ("rollouts", beat.seats_rollouts))
             for use, number in held:
                 seats.add_metric([beat.replica, use], number)
@@ -214,7 +229,7 @@ class SnapshotCollector(Collector):
                 headroom.add_metric([beat.replica], beat.slo_headroom)
             for family, name in zip(rollouts, _ROLLOUT_FIGURES, strict=True):
                 family.add_metric([beat.replica], getattr(beat, f"rollout_{name}"))
-        yield from (seats, limit, headroom, breaches, version, failures, *rollouts, *self._roles())
+        yield from (seats, limit, headroom, breaches, version, failures, felt, cuts, *rollouts, *self._roles())
 
     def _roles(self) -> Iterator[Metric]:
         role = GaugeMetricFamily("nightshift_replica_role", "1 for the role it has.", labels=["replica", "role"])
@@ -248,6 +263,11 @@ class SnapshotCollector(Collector):
                 for purpose, number in counts.items():
                     depth.add_metric([run, purpose.value, state], number)
         yield from (ledger, depth)
+
+
+def _buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Of a histogram, each with all that are below."""
+    return list(zip((*map(str, FELT_BOUNDS_S), "+Inf"), accumulate(counts), strict=True))
 
 
 def render(registry: CollectorRegistry, snapshot: FleetSnapshot) -> bytes:

@@ -8,31 +8,29 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 
 import structlog
 
-from rollout.board import AppliedPush, Board, CurrentVersion, Invitation, Membership, Pin, PushPath
+from rollout.board import AppliedPush, Board, CurrentVersion, Invitation, Pin
 from rollout.errors import NightshiftError, StoreUnavailable, WeightsError
-from rollout.weights import MANIFEST, WeightManifest, read_manifest, verify_buckets
-from services import collective
+from rollout.weights import Canary, WeightManifest
 from services.background import in_background
 from services.collective import InReplica, Receiver
 from services.delivery import Delivery, from_artefact
+from services.epochs import Epochs
 from services.keeping import Keeping
 from services.push_config import PushConfig
+from services.push_log import PushLog
 from services.staging import Staging
 from services.swap import EngineBroken, Weights
+from services.user_window import RequestTimes
 
 _ATTEMPTS = 3
 """Times one version may fail its check before the replica waits for the next."""
-_KEPT_PUSHES = 8
 _OUTAGE_WAIT_S = 1.0
-_STEP_S = 0.01
 
 _log = structlog.get_logger(__name__)
 
@@ -56,22 +54,28 @@ class Reconciler:
         on_coming: Callable[[str], None] = lambda _: None,
         receivers: Mapping[str, Receiver] | None = None,
         turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        users: Callable[[], Mapping[str, RequestTimes]] = dict,
     ) -> None:
         """The engine loads `model`. Within `turn` it may stand still; `on_coming` is told the run whose weights come,
-        before they do."""
+        before they do; `users` are users' sequences in the engine now."""
         self._fleet = fleet
         self._replica = replica
-        self._host = host
         self._board = board
         self._swap = swap
-        self._staging = staging
         self._config = config
         self._max_lag = max_lag
         self._on_untrusted = on_untrusted
         self._on_coming = on_coming
-        self._receivers = receivers or {"gloo": InReplica()}
+        self._epochs = Epochs(
+            fleet=fleet,
+            replica=replica,
+            host=host,
+            board=board,
+            staging=staging,
+            receivers=receivers or {"gloo": InReplica()},
+            accept=self._accept,
+        )
         self._turn = turn
-        self._refused: set[tuple[str, str]] = set()
         self._tokens: dict[str, int] = {}
         self._last_epoch = 0
         self._failures: dict[tuple[str, int, str], int] = {}
@@ -80,7 +84,9 @@ class Reconciler:
         self._keeping = Keeping(board, fleet=fleet, model=model)
         self._target: CurrentVersion | None = None
         self._caught_up = False
-        self._trusted = True
+        self._trusted, self._doubted = True, False
+        self._canary: Canary | None = None
+        """Of the version in use; None for the model as loaded."""
         self._settled, self._undisturbed = asyncio.Event(), asyncio.Event()
         self._settled.set()
         self._undisturbed.set()
@@ -93,11 +99,13 @@ class Reconciler:
         self.coming: str | None = None
         """Run whose weights are on their way into the engine, from the invitation to the check: the cores that receive
         and prepare them may be the engine's."""
+        self.unchecked: int | None = None
+        """Version that is in the engine, or on its way into it, and whose check is not over."""
         self.version = 0
         self.detail = "not compared with the current version yet"
         self.news = asyncio.Event()
         """Set when a delivery ended, for a heartbeat that does not wait its turn."""
-        self.pushes: deque[AppliedPush] = deque(maxlen=_KEPT_PUSHES)
+        self.pushes = PushLog(users, changed=self.news.set)
 
     @property
     def fit(self) -> bool:
@@ -105,7 +113,7 @@ class Reconciler:
         if not self.following:
             return True
         recent = self.pinned is not None or (self.lag <= self._max_lag and not self._holds_another_runs)
-        return self._caught_up and self._trusted and recent
+        return self._caught_up and self._trusted and recent and not self._doubted
 
     @property
     def pinned(self) -> int | None:
@@ -140,12 +148,26 @@ class Reconciler:
         their way into it."""
         self.following = False
         await self._undisturbed.wait()
+        self._know(None)
         self.run_name, self.version, self.pin, self.detail = None, 0, None, ""
 
     def follow(self, *, verified: bool) -> None:
         """Follow the run again. `verified`: the engine holds the model as loaded, version 0, and it was checked."""
+        self._know(None)
         self.following, self._trusted, self._caught_up, self._target = True, verified, False, None
         self.run_name, self.version, self.detail = None, 0, "not compared with the current version yet"
+
+    def doubt(self) -> None:
+        """The engine was silent for a while: what it computes with a run's weights is checked again before they are fit
+        for rollouts, and before anything of theirs is handed in."""
+        if self.following and self._canary is not None:
+            self._doubted, self.unchecked = True, self.version
+            self._settled.clear()
+
+    def _know(self, canary: Canary | None) -> None:
+        """By which to check the weights in use, of which nothing is in doubt."""
+        self._canary, self._doubted, self.unchecked = canary, False, None
+        self._settled.set()
 
     async def settled(self) -> None:
         """Returns when no swap and no check is running."""
@@ -177,6 +199,8 @@ class Reconciler:
         """One look at the board, and the one delivery it calls for."""
         if not self.following:
             return
+        if self._doubted:
+            await self._check_again()
         run = self.attached = await self._board.attached_run(self._fleet)
         if run is None:
             await self._go_on_without()
@@ -215,6 +239,27 @@ class Reconciler:
     async def _take_artefact(self, run: str, current: CurrentVersion) -> None:
         with self._arrival(run):
             await self._deliver(await in_background(from_artefact, run, current, partial(self._accept, current)))
+
+    async def _check_again(self) -> None:
+        """Where what is in use is not right, or cannot be checked, it is delivered once more."""
+        if (canary := self._canary) is None:
+            return
+        self._undisturbed.clear()
+        try:
+            gap = await self._swap.gap(canary)
+        finally:
+            self._undisturbed.set()
+        self._trusted = gap <= self._config.canary_tolerance
+        if not self._trusted:
+            self.detail = f"version {self.version}, checked again: {self._swap.unscored or self._off(gap)}"
+            _log.error("version_not_right_any_more", version=self.version, gap=gap, unscored=self._swap.unscored)
+        if not (self._trusted or self._swap.unscored):
+            self._on_untrusted(self.detail, self.version)
+        self._know(canary)
+        self.news.set()
+
+    def _off(self, gap: float) -> str:
+        return f"canary gap {gap:.4g}, tolerance {self._config.canary_tolerance}"
 
     async def _look_for_pin(self, run: str) -> None:
         """One of another run, or of an older writer, holds nobody."""
@@ -256,7 +301,7 @@ class Reconciler:
         self._last_epoch = invitation.epoch
         with self._arrival(invitation.run):
             try:
-                delivery = await self._receive(invitation)
+                delivery = await self._epochs.receive(invitation)
             except (WeightsError, OSError) as error:
                 _log.warning("epoch_failed", epoch=invitation.epoch, version=invitation.version, error=str(error))
                 return
@@ -267,64 +312,10 @@ class Reconciler:
     def _arrival(self, run: str) -> Iterator[None]:
         self.coming = run
         try:
-            yield
+            with self.pushes.arrival():
+                yield
         finally:
             self.coming = None
-
-    async def _receive(self, invitation: Invitation) -> Delivery | None:
-        """None when this replica came too late for the epoch or cannot receive with its backend."""
-        artefact = Path(invitation.directory)
-        manifest = await asyncio.to_thread(read_manifest, artefact)
-        self._accept(invitation, manifest)
-        if (receiver := await self._receiver(invitation)) is None:
-            return None
-        await self._board.ack(self._fleet, invitation.epoch, self._replica, self._host)
-        if (membership := await self._membership(invitation)) is None:
-            return None
-        started = time.monotonic()
-        if rank := membership.ranks.get(self._replica):
-            name = self._staging.of(self._replica, invitation.version, invitation.epoch).name
-            directory = await asyncio.to_thread(self._staging.open, name, manifest.num_bytes)
-            size = len(membership.ranks) + 1
-            await collective.receive(invitation, receiver, rank=rank, size=size, manifest=manifest, directory=directory)
-        elif leader := membership.followers.get(self._replica):
-            directory = self._staging.of(leader, invitation.version, invitation.epoch)
-            await self._await_copy(directory, invitation)
-            await in_background(verify_buckets, directory, manifest)
-        else:
-            return None
-        receive_s = time.monotonic() - started
-        return Delivery(invitation.run, manifest, directory, artefact, PushPath.COLLECTIVE, invitation.epoch, receive_s)
-
-    async def _receiver(self, invitation: Invitation) -> Receiver | None:
-        """Who receives with its backend; None is a refusal. Asked before the ack: whoever acks must be able to join."""
-        staging = self._staging.of(self._replica, invitation.version, invitation.epoch).parent
-        receiver = self._receivers.get(invitation.backend)
-        if receiver is None:
-            known = ", ".join(sorted(self._receivers))
-            refusal = f"train.push.backend={invitation.backend} is not one that replicas receive with ({known})"
-        elif not (refusal := await receiver.refusal(staging)):
-            return receiver
-        if (key := (invitation.run, invitation.backend)) not in self._refused:
-            self._refused.add(key)
-            _log.warning("epoch_refused", run=invitation.run, backend=invitation.backend, reason=refusal)
-        return None
-
-    async def _membership(self, invitation: Invitation) -> Membership | None:
-        until = time.monotonic() + invitation.form_timeout_s
-        while time.monotonic() < until:
-            if found := await self._board.membership(self._fleet, invitation.epoch):
-                return found
-            await asyncio.sleep(_STEP_S)
-        return None
-
-    async def _await_copy(self, directory: Path, invitation: Invitation) -> None:
-        """Until the receiver of this host has sealed its copy."""
-        until = time.monotonic() + invitation.deadline_s
-        while not (directory / MANIFEST).exists():
-            if time.monotonic() > until:
-                raise WeightsError(f"the receiver of this host did not finish {directory}")
-            await asyncio.sleep(_STEP_S)
 
     def _accept(self, announced: CurrentVersion | Invitation, manifest: WeightManifest) -> None:
         """The manifest is the one that was announced, and of a form that the engine loads. Raises WeightsError."""
@@ -356,6 +347,7 @@ class Reconciler:
         manifest = delivery.manifest
         key = (delivery.run, manifest.version, manifest.digest)
         self._settled.clear()
+        self.unchecked = manifest.version
         verified = False
         try:
             self._on_coming(delivery.run)
@@ -367,12 +359,13 @@ class Reconciler:
             self._failures = {} if verified else {key: self._failures.get(key, 0) + 1}
             if not self._trusted:
                 self._on_untrusted(f"version {manifest.version} is not verified", manifest.version)
-            self._settled.set()
+            if verified or not (self._trusted and self._doubted):
+                self._know(manifest.canary if verified else self._canary)
             self.news.set()
 
     def _conclude(self, delivery: Delivery, pause_s: float, gap: float) -> bool:
         version, verified = delivery.manifest.version, gap <= self._config.canary_tolerance
-        self.pushes.append(
+        self.pushes.add(
             AppliedPush(
                 version=version,
                 path=delivery.path,
@@ -389,6 +382,6 @@ class Reconciler:
             self._keeping.hold(delivery.run, delivery.manifest, delivery.artefact)
             _log.info("version_applied", version=version, path=delivery.path.value, pause_s=pause_s, gap=gap)
         else:
-            self.detail = f"version {version}: canary gap {gap:.4g}, tolerance {self._config.canary_tolerance}"
+            self.detail = f"version {version}: {self._off(gap)}"
             _log.error("version_not_verified", version=version, gap=gap, tolerance=self._config.canary_tolerance)
         return verified

@@ -11,12 +11,13 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from rollout.board import SETTINGS_REFUSED, Heartbeat, ReplicaRole, ReplicaState
+from rollout.board import SETTINGS_REFUSED, CutCause, Heartbeat, ReplicaRole, ReplicaState
 from rollout.errors import NightshiftError, StoreUnavailable
 from rollout.queue import RolloutQueue
 from rollout.redis_board import RedisBoard
@@ -110,6 +111,7 @@ class Replica:
             on_coming=self.harvester.follow,
             receivers={"gloo": InReplica(), "nccl": InWorker(engine)},
             turn=turns.turn if config.sharing.mode == "live" else nullcontext,
+            users=engine.users,
         )
         self.health = Health(
             engine,
@@ -117,6 +119,7 @@ class Replica:
             fit=lambda: self.reconciler.fit,
             config=config.health,
             changed=self.reconciler.news.set,
+            recovered=self.reconciler.doubt,
         )
         self.roles = self._role_loop(self._swap) if config.lends and isinstance(self._swap, WeightSwap) else None
 
@@ -147,7 +150,7 @@ class Replica:
             loop = self._idle.again(
                 lambda: self._config.slo,
                 users=lambda: self.users.held > 0 or not self.takes_users,  # lent, it has no SLO to keep
-                aside=self.keeper.aside,
+                aside=partial(self.keeper.aside, CutCause.MEASURE),
                 meets=self._adopt,
             )
             self._loops.start("idle speed", loop)
@@ -229,6 +232,10 @@ class Replica:
     def pinned(self) -> int | None:
         return self.reconciler.pinned
 
+    @property
+    def unchecked(self) -> int | None:
+        return self.reconciler.unchecked
+
     async def settled(self) -> None:
         await self.reconciler.settled()
 
@@ -254,11 +261,15 @@ class Replica:
             user_requests=self.users.requests_ended,
             rehearsal_gap=self._rehearsal_gap,
             pushes=tuple(self.reconciler.pushes),
+            push_felt_counts=tuple(self.reconciler.pushes.felt_counts),
+            push_felt_sum_s=self.reconciler.pushes.felt_sum_s,
             started_at=self._started_at,
             sent_at=time.time(),
             detail=condition.reason or self.reconciler.detail or self._refused or self._missed_slo(),
             pinned=None if condition.state is ReplicaState.DEAD else self.reconciler.pinned,
             rollout_cuts=tally.cuts,
+            rollout_cut_causes={cause.value: count for cause, count in tally.cut_causes.items()},
+            rollout_preempted=tally.preempted,
             rollout_salvaged=tally.salvaged,
             rollout_prefilled_again=tally.prefilled_again,
             rollout_lost=tally.lost,

@@ -194,10 +194,10 @@ class RolloutAdapters:
             return await self._load(fallback, version)
 
     async def gap(self, canary: Canary) -> float:
-        """Of the version that was loaded last; see `swap.canary_gap`."""
-        adapter = self._places.loading
+        """Of the version that is being loaded, else of the one in use; see `swap.canary_gap`."""
+        adapter = self._places.loading or self._places.current
         if adapter is None:
-            raise WeightsError("no adapter is being loaded, so there is none to check")
+            raise WeightsError("no adapter is loaded, so there is none to check")
 
         async def score(token_ids: Sequence[int]) -> tuple[float, ...]:
             adapter.requests += 1

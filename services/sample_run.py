@@ -2,16 +2,18 @@
 
 line -> seat -> engine -> finished
   ^              |
-  +--- cut <-----+    the tokens so far stay
+  +--- cut <-----+    the tokens so far stay; one that is held back waits before the line
 """
 
 import asyncio
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from rollout.board import CutCause
 from rollout.errors import NightshiftError
 from rollout.queue import Lease
 from rollout.salvage import Chunk, Salvaged, after, joined, tokens
@@ -96,8 +98,10 @@ class Tally:
 
     generated: int = 0
     """By the engine, as far as they were seen here."""
-    cuts: int = 0
-    """Samples that gave their seat to a user or stepped aside for new weights, a count."""
+    cut_causes: Counter[CutCause] = field(default_factory=Counter)
+    """Times that a sample had to leave the engine before its end, by what for."""
+    preempted: int = 0
+    """That samples had when that happened."""
     salvaged: int = 0
     """That samples went on from: of an earlier attempt, here or elsewhere, or from before a cut."""
     prefilled_again: int = 0
@@ -105,6 +109,16 @@ class Tally:
     had."""
     lost: int = 0
     """That samples had here, of an earlier attempt too, and that went nowhere: neither handed in nor salvaged."""
+
+    @property
+    def cuts(self) -> int:
+        """Times that a sample had to leave the engine before its end."""
+        return self.cut_causes.total()
+
+    def cut(self, cause: CutCause, size: int) -> None:
+        """A sample of so many tokens had to."""
+        self.cut_causes[cause] += 1
+        self.preempted += size
 
 
 class SampleRun:
@@ -141,6 +155,8 @@ class SampleRun:
         self._tally = tally
         self._generation: Generation | None = None
         self._parting = False
+        self._may_go_on = asyncio.Event()
+        self._may_go_on.set()
         self.kept = None if start is None else start.part
         self._saved = tokens(self.kept)
         self.text = ""
@@ -155,6 +171,10 @@ class SampleRun:
     def seated(self) -> bool:
         """Whether the engine works on it."""
         return self._generation is not None
+
+    @property
+    def held_back(self) -> bool:
+        return not self._may_go_on.is_set()
 
     @property
     def in_flight(self) -> int:
@@ -199,6 +219,8 @@ class SampleRun:
                 self._seats.leave(ticket)
                 self._ticket = None
             if not (self.finished or self._parting):
+                await self._may_go_on.wait()
+            if not (self.finished or self._parting):
                 self._ticket = self._ask(ticket)
         if self.kept is not None and self.finished:
             self.text = self._engine.decode(self.kept.token_ids)
@@ -206,8 +228,19 @@ class SampleRun:
     def part(self) -> None:
         """End at once, with what there is."""
         self._parting = True
+        self._may_go_on.set()
         if self._ticket is not None:
             self._ticket.want()
+
+    def hold_back(self) -> None:
+        """Leave the engine, with what there is, and stand in no line until `let_on`."""
+        if self.seated and self._ticket is not None and not self._parting:
+            self._may_go_on.clear()
+            self._ticket.want(CutCause.PUSH)
+
+    def let_on(self) -> None:
+        """Go on, at the place in the line that its age gives it."""
+        self._may_go_on.set()
 
     def leave(self) -> None:
         """Give the seat or the place in the line back, whatever became of `run`."""
@@ -246,9 +279,15 @@ class SampleRun:
             self._generation = None
             for task in watching:
                 task.cancel()
+        if not self.finished and (cause := self._cut_cause(ticket)) is not None:
+            self._tally.cut(cause, tokens(self.kept))
         if not (self.finished or self._parting):
-            self._tally.cuts += 1
             self._tally.salvaged += tokens(self.kept) - len(before)
+
+    def _cut_cause(self, ticket: Ticket) -> CutCause | None:
+        """None where nobody asked for its seat and it was only to part."""
+        # its adapter's place is asked of its request, not of the seat
+        return CutCause.ADAPTER if not ticket.wanted.done() else ticket.cause
 
     async def _tell_start(self, ticket: Ticket) -> None:
         while not self.in_flight:  # noqa: ASYNC110 - the engine tells nobody

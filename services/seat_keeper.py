@@ -8,14 +8,15 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from typing import Protocol
 
-from rollout.board import ReplicaRole
+from rollout.board import CutCause, ReplicaRole
 from services.added import Added
 from services.cache_room import next_room
 from services.config import HarvestConfig
 from services.guard_phases import Phases, entered, restarted
-from services.headroom import first_headroom, next_headroom
+from services.headroom import first_headroom, next_headroom, resumed
 from services.idle_speed import IdleSpeed
 from services.recent_peak import RecentPeak
+from services.seat_bounds import Bound, beside_users, tightest
 from services.seat_guard import Felt, Guard, check_attainable, guarded_seats, next_guard, prefill_pace
 from services.seats import Seats, rollout_seats
 from services.slo import SloConfig, in_engine
@@ -31,11 +32,6 @@ _ASIDE_S = 5.0
 FIRST_TOKENS_S = 1.0
 """After new weights, for users who waited for them. One with a longer prompt shares its steps with rollouts again."""
 _LOOK_S = 0.005
-_SLACK = 0.25
-"""Share of the seats that samples may hold beyond a limit that sank: to be cut costs a sample a prefill, and to end by
-itself costs nothing. After a breach none may."""
-
-
 _WAY_S = 120.0
 """What was last heard of the way is believed for so long."""
 _STEPS_TO_SEE = 2
@@ -88,13 +84,15 @@ class SeatKeeper:
         self._taken = TimeTaken()
         self._beside_at = -math.inf
         self._headroom, self._learned_under = first_headroom(slo, clock()), slo
+        self._unguarded_at = clock()
+        """When an SLO was last given up."""
         self._phases = Phases(Guard(limit=harvest.user_reserve + 1.0))
         self._room, self._made_room_at = total, -_STEPS_TO_SEE
         self._spared = 0
         self._looked_at = clock()
         self._present, self._begun = (0, 0), 0
         self._role: ReplicaRole | None = None
-        self._asides = 0
+        self._asides: list[CutCause] = []
         self.breaches = 0
         """Times that rollouts lost every seat."""
         self._way_s, self._way_heard_at = 0.0, -math.inf
@@ -144,7 +142,7 @@ class SeatKeeper:
     @property
     def rollouts_aside(self) -> bool:
         """Whether they left all seats for new weights, or a measurement, and get them back."""
-        return self._asides > 0
+        return bool(self._asides)
 
     def calibrate(self, idle: IdleSpeed) -> None:
         """What the engine does with one request alone."""
@@ -158,10 +156,10 @@ class SeatKeeper:
         self.resize()
 
     @asynccontextmanager
-    async def aside(self) -> AsyncIterator[None]:
+    async def aside(self, cause: CutCause = CutCause.PUSH) -> AsyncIterator[None]:
         """Within it no rollout has a seat; what was generated of them stays, and they go on afterwards, when users who
         came while it lasted have their first tokens."""
-        self._asides += 1
+        self._asides.append(cause)
         self.resize()
         try:
             with suppress(TimeoutError):
@@ -170,7 +168,7 @@ class SeatKeeper:
             yield
             await self._first_tokens()
         finally:
-            self._asides -= 1
+            self._asides.remove(cause)
             self.resize()
 
     @contextmanager
@@ -209,13 +207,15 @@ class SeatKeeper:
             self._peak, self._limits = RecentPeak(slo.window_s), RecentPeak(slo.window_s)
             if slo.guards:
                 self._learn_under(slo, harvest.user_reserve)
+            elif self._slo.guards:
+                self._unguarded_at = self._clock()
         self._harvest, self._slo = harvest, slo
         self.resize()
 
     def _learn_under(self, slo: SloConfig, reserve: int) -> None:
         now = self._clock()
         if slo == self._learned_under:
-            self._headroom = replace(self._headroom, since=now)
+            self._headroom = resumed(self._headroom, left_at=self._unguarded_at, now=now)
             self._phases = restarted(self._phases, now)
             return
         self._learned_under = slo
@@ -225,15 +225,17 @@ class SeatKeeper:
     def resize(self) -> None:
         """Users came or went, or the limit moved."""
         self._peak.set(self._clock(), self.users.held)
-        most_seats = self._total if self._harvest.max_seats is None else self._harvest.max_seats
-        if self._spared:
-            most_seats = max(0, min(most_seats, self._total - self.users.held - 1))
-        most_seats = min(most_seats, self._room)
+        others = self._bounds()
         preempts = self._harvest.preempt or self._role is not None or self.rollouts_aside
+        # the engine takes a seat for a check from nobody
+        enforced = [*self._users_bounds(), *others] if preempts else others if self._spared else []
+        most = tightest(enforced)
         self.seats.pace = self._pace()
-        kept = most_seats if self._spared else None  # the engine takes a seat for a check from nobody
-        most = min(self._most(), most_seats) if preempts else kept
-        self.seats.resize(min(self._allowed(), most_seats), most=most)
+        capacity = min(self._allowed(), *(bound.seats for bound in others))
+        if most is None:
+            self.seats.resize(capacity)
+        else:
+            self.seats.resize(capacity, most=most.seats, cause=most.cause)
 
     async def run(self) -> None:
         """Look at users and engine until cancelled."""
@@ -256,7 +258,9 @@ class SeatKeeper:
     def _mind_steps(self, now: float, before: float) -> None:
         """What sequences add to those since the look `before`, and how much of their time rollouts took."""
         steps, begun = self._engine.step_log.take(), self.seats.begun
-        earlier, self._present = self._present, (self.users.held, self.seats.held)
+        # users beyond the free seats wait in the engine, and are in no step
+        met = (min(self.users.held, self._total - self.seats.held), self.seats.held)
+        earlier, self._present = self._present, met
         users, rollouts = (sum(pair) / 2 for pair in zip(earlier, self._present, strict=True))
         # those of a push are longer, whatever is in them
         if steps.count and self._still_until() < before and not self._arriving():
@@ -363,15 +367,22 @@ class SeatKeeper:
             return rollout_seats(self._total, reserve, users)
         return self._guarded_seats(self._users_of_late(self._clock()))
 
-    def _most(self) -> int:
+    def _bounds(self) -> list[Bound]:
+        """Whatever users do."""
+        most = self._harvest.max_seats
+        bounds = [Bound(self._total if most is None else most, CutCause.SETTINGS), Bound(self._room, CutCause.CACHE)]
+        if self._spared:
+            bounds.append(Bound(max(0, self._total - self.users.held - 1), CutCause.PUSH))
+        return bounds
+
+    def _users_bounds(self) -> list[Bound]:
         """Seats beyond which samples leave theirs at once: users need them, or the SLO was missed."""
-        left = max(0, self._total - self.users.held)
-        if self.rollouts_aside or self._role is not None:
-            return min(left, self._allowed())
-        if not self._slo.guards:
-            return left
-        seats = self._guarded_seats(self.users.held)
-        return min(left, seats + math.ceil(_SLACK * seats))
+        if self._asides:
+            return [Bound(0, self._asides[0])]
+        if self._role is not None:
+            return [Bound(self._allowed(), CutCause.LEND)]
+        guarded = self._guarded_seats(self.users.held) if self._slo.guards else None
+        return beside_users(self._total, self._harvest.user_reserve, self.users.held, guarded=guarded)
 
     def _guarded_seats(self, users: int) -> int:
         return guarded_seats(

@@ -5,6 +5,8 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Hashable
 
+from rollout.board import CutCause
+
 
 def rollout_seats(total: int, reserve: int, users: int) -> int:
     """Seats that rollouts may hold together: what users neither use nor have reserved.
@@ -18,7 +20,7 @@ def rollout_seats(total: int, reserve: int, users: int) -> int:
 class Ticket:
     """One sample's place in the line, then its seat, until it is wanted back or given to `Seats.leave`."""
 
-    __slots__ = ("born", "family", "prefill", "seated", "shared", "wanted")
+    __slots__ = ("born", "cause", "family", "prefill", "seated", "shared", "wanted")
 
     def __init__(self, born: int, prefill: int, family: Hashable, shared: int) -> None:
         loop = asyncio.get_running_loop()
@@ -34,10 +36,13 @@ class Ticket:
         """Done when the place in the line has become a seat."""
         self.wanted: asyncio.Future[None] = loop.create_future()
         """Done when whoever has it is to leave at once."""
+        self.cause: CutCause | None = None
+        """Why it is wanted; None where the sample itself is to end."""
 
-    def want(self) -> None:
+    def want(self, cause: CutCause | None = None) -> None:
         """Ask for it back; a second time does nothing."""
         if not self.wanted.done():
+            self.cause = cause
             self.wanted.set_result(None)
 
 
@@ -84,12 +89,12 @@ class Seats:
         """Seats that nobody holds and nobody waits for."""
         return max(0, self._capacity - self.held - self.waiting)
 
-    def resize(self, capacity: int, *, most: int | None = None) -> None:
+    def resize(self, capacity: int, *, most: int | None = None, cause: CutCause = CutCause.USER) -> None:
         """`capacity` takes effect at once for those who wait, and for holders when they leave; those who hold seats
-        beyond `most` (None: no bound) are wanted away at once, the newest first."""
+        beyond `most` (None: no bound) are wanted away at once for that `cause`, the newest first."""
         self._capacity = capacity
         if most is not None:
-            self._want_back(max(0, most))
+            self._want_back(max(0, most), cause)
         self._seat()
 
     def ask(self, *, prefill: int, again: Ticket | None = None, family: Hashable = None, shared: int = 0) -> Ticket:
@@ -140,10 +145,10 @@ class Seats:
             self._empty.clear()
             await self._empty.wait()
 
-    def _want_back(self, most: int) -> None:
+    def _want_back(self, most: int, cause: CutCause) -> None:
         staying = sorted((t for t in self._seated if not t.wanted.done()), key=lambda ticket: ticket.born)
         for ticket in staying[most:]:
-            ticket.want()
+            ticket.want(cause)
 
     def _seat(self) -> None:
         while self._waiting and self.held < self._capacity and self._paced(self._waiting[0]):

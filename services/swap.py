@@ -93,7 +93,7 @@ class Weights(Protocol):
         ...
 
     async def gap(self, canary: Canary) -> float:
-        """Of what was loaded to what it should compute, nats."""
+        """Of what was loaded last, or is in use, to what it should compute, nats."""
         ...
 
     def conclude(self, *, verified: bool) -> bool:

@@ -30,7 +30,7 @@ class Turns:
     """Of one replica."""
 
     def __init__(self, table: TurnTable, replica: str, config: PushConfig) -> None:
-        """Nobody waits longer than `config.watchdog_s`, though one that was killed in its turn has it for longer."""
+        """Nobody waits longer than `config.watchdog_s`, whatever keeps the others."""
         self._table = table
         self._replica = replica
         self._share = config.still_share
@@ -39,8 +39,9 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Entered when it is this replica's turn, or when that cannot be found out or takes too long: new weights are
-        worth more than the order in which they come."""
+        """Entered when it is this replica's turn, or when that cannot be found out or takes longer than the watchdog,
+        because one hangs in its turn or many are before it: new weights are worth more than the order in which they
+        come."""
         try:
             async with asyncio.timeout(self._patience_s):
                 await self._taken()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
@@ -51,6 +51,11 @@ class Engine:
         self.loads = 0
         self.prompts: list[tuple[int, ...]] = []
 
+    def step(self) -> None:
+        """Each sample that is in it gets a token, besides those that are written."""
+        for generation in self.running:
+            generation.made += 1
+
     def cached_prefix(self, size: int) -> int:
         return size // 4 * 4
 
@@ -72,6 +77,7 @@ class Generation:
         self._cut = asyncio.Event()
         self.version = engine.version
         self.over = False
+        self.made = 0
         self.reused = engine.reused
 
     async def ended(self) -> Partial | None:
@@ -102,7 +108,7 @@ class Generation:
 
     @property
     def size(self) -> int:
-        return 0 if self.over else self._engine.written
+        return 0 if self.over else self._engine.written + self.made
 
     def so_far(self, start: int = 0) -> Partial | None:
         size = self.size - start
@@ -150,6 +156,8 @@ class Queue(MemoryQueue):
         """Leases and renewals that were answered."""
         self.max_age: int | None = None
         self.full, self.refused = False, 0
+        self.before_salvage: Callable[[], Awaitable[None]] | None = None
+        """What keeping something takes."""
 
     async def lease(
         self, consumer: str, *, count: int, lease_s: float, purposes: Sequence[Purpose] = tuple(Purpose)
@@ -166,6 +174,8 @@ class Queue(MemoryQueue):
         if self.full:
             self.refused += 1
             raise StoreUnavailable("refuses writes (memory is full)")
+        if self.before_salvage is not None:
+            await self.before_salvage()
         await super().salvage(lease, chunks)
 
     async def renew(self, consumer: str, leases: Sequence[Lease], *, lease_s: float) -> list[Lease]:
@@ -203,6 +213,7 @@ class Fleet:
 
     version = 3
     pinned: int | None = None
+    unchecked: int | None = None
 
 
 class Stand:
@@ -218,6 +229,7 @@ class Stand:
         pace: int = 10_000,
         keeps: bool = False,
         retry_s: float = 0.01,
+        salvage_tokens: int = 16,
     ) -> None:
         self.queue = Queue(QueueLimits(max_failures=max_failures))
         self.engine, self.rewards, self.fleet, self.seats = (
@@ -230,7 +242,11 @@ class Stand:
         self.harvester = Harvester(
             replica="r",
             config=HarvestConfig(
-                poll_s=0.002, lease_s=lease_s, give_back_s=give_back_s, salvage_tokens=16, retry_s=retry_s
+                poll_s=0.002,
+                lease_s=lease_s,
+                give_back_s=give_back_s,
+                salvage_tokens=salvage_tokens,
+                retry_s=retry_s,
             ),
             seats=self.seats,
             engine=self.engine,

@@ -62,11 +62,11 @@ def sat(keeper: SeatKeeper, count: int) -> list[Ticket]:
     return [keeper.seats.ask(prefill=1) for _ in range(count)]
 
 
-def work(keeper: SeatKeeper, engine: Engine, *, steps: int) -> None:
-    """The engine makes so many, of 20 ms each, before the next look."""
+def work(keeper: SeatKeeper, engine: Engine, *, steps: int, seconds: float = 0.02) -> None:
+    """The engine makes so many, of so many seconds each, before the next look."""
     for _ in range(steps):
         gaps = SimpleNamespace(
-            inter_token_latencies_iter=[0.02],
+            inter_token_latencies_iter=[seconds],
             time_to_first_tokens_iter=[],
             num_generation_tokens=1,
             finished_requests=[],

@@ -1,6 +1,6 @@
 """A reconciler between a board, an engine and versions that a test moves by hand."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from services.push_config import PushConfig
 from services.reconcile import Reconciler
 from services.staging import Staging
 from services.swap import WeightSwap
+from services.user_window import RequestTimes
 
 
 class Engine:
@@ -80,6 +81,7 @@ class Stand:
         tmp: Path,
         engine: Engine | None = None,
         turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        users: Callable[[], Mapping[str, RequestTimes]] = dict,
     ) -> None:
         self.engine, self.board, self.weights = engine or Engine(), Notices(), tmp / "weights"
         self.given_up: list[str] = []
@@ -96,6 +98,7 @@ class Stand:
             model="/model",
             on_untrusted=lambda reason, _: self.given_up.append(reason),
             turn=turn,
+            users=users,
         )
 
     def publish(self, version: int, adapter: AdapterForm | None = None) -> None:

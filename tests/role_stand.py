@@ -129,7 +129,7 @@ class NoRewards:
 
 
 class NoFleet:
-    version, pinned = 0, None
+    version, pinned, unchecked = 0, None, None
 
     def queues(self) -> Sequence[Any]:
         return []

@@ -55,6 +55,7 @@ class _Fleet:
 
     version = 0
     pinned: int | None = None
+    unchecked: int | None = None
 
     async def settled(self) -> None:
         return

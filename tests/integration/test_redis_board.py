@@ -36,11 +36,12 @@ async def writer(store: RedisStore, run: str, *, ttl_s: float = 60) -> int:
 
 
 def a_beat(replica: str, *, started_at: float = 1.0) -> Heartbeat:
-    push = AppliedPush(3, PushPath.COLLECTIVE, 2, 0.1, 0.02, 0.001, verified=True, applied_at=9.0)
+    push = AppliedPush(3, PushPath.COLLECTIVE, 2, 0.1, 0.02, 0.001, verified=True, applied_at=9.0, felt_s=0.2)
     shown = Heartbeat(
         replica, "host", 7, ReplicaState.HEALTHY, "policy", 3, 16, 2, 4, 100, 5, 0.01, (push,), started_at, 2.0
     )
-    return dataclasses.replace(shown, adapter_layers=("k_proj", "q_proj"))
+    counted = {"push_felt_counts": (0, 3, 1), "rollout_cut_causes": {"user": 2}}
+    return dataclasses.replace(shown, adapter_layers=("k_proj", "q_proj"), **counted)
 
 
 def an_invitation(run: str, token: int, *, deadline_s: float = 60.0) -> Invitation:

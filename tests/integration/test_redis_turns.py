@@ -1,5 +1,6 @@
 import asyncio
 import time
+from collections.abc import Iterable
 
 import pytest
 
@@ -14,7 +15,7 @@ def fleet(request: pytest.FixtureRequest) -> str:
     return f"{request.node.name}-{time.time_ns()}"
 
 
-async def taken(turns: RedisTurns, names: str, *, share: float, ttl_s: float = 60) -> str:
+async def taken(turns: RedisTurns, names: Iterable[str], *, share: float, ttl_s: float = 60) -> str:
     return "".join([name for name in names if await turns.take(name, share=share, ttl_s=ttl_s)])
 
 
@@ -63,3 +64,33 @@ async def test_replicas_whose_heartbeats_expired_do_not_count(redis_store: Redis
 async def test_fleets_have_turns_of_their_own(redis_store: RedisStore, fleet: str) -> None:
     assert await RedisTurns(redis_store, fleet).take("a", share=0.5, ttl_s=60)
     assert await RedisTurns(redis_store, f"{fleet}-other").take("b", share=0.5, ttl_s=60)
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["nobody lists the board", "the board is listed"])
+async def test_the_turn_of_a_replica_that_was_killed_in_it_is_over_with_its_heartbeat(
+    redis_store: RedisStore, fleet: str, listed: bool
+) -> None:
+    board, turns = RedisBoard(redis_store), RedisTurns(redis_store, fleet)
+    await board.heartbeat(fleet, a_beat("killed"), ttl_s=0.3)
+    await board.heartbeat(fleet, a_beat("next"), ttl_s=60)
+    assert await taken(turns, ("killed", "next"), share=0.5) == "killed"
+    await asyncio.sleep(0.4)
+    if listed:  # which forgets who is gone
+        assert len(await board.replicas(fleet)) == 1
+    assert await taken(turns, ("next", "killed"), share=0.5) == "next"
+
+
+async def test_the_turn_of_a_replica_that_retired_is_over(redis_store: RedisStore, fleet: str) -> None:
+    board, turns = RedisBoard(redis_store), RedisTurns(redis_store, fleet)
+    for replica in "ab":
+        await board.heartbeat(fleet, a_beat(replica), ttl_s=60)
+    assert await taken(turns, "ab", share=0.5) == "a"
+    await board.retire(fleet, "a")
+    assert await taken(turns, "b", share=0.5) == "b"
+
+
+async def test_a_turn_taken_before_the_first_heartbeat_counts(redis_store: RedisStore, fleet: str) -> None:
+    board, turns = RedisBoard(redis_store), RedisTurns(redis_store, fleet)
+    assert await taken(turns, "a", share=0.5) == "a"
+    await board.heartbeat(fleet, a_beat("b"), ttl_s=60)
+    assert await taken(turns, "b", share=0.5) == ""

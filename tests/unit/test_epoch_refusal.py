@@ -54,8 +54,9 @@ async def test_a_backend_that_cannot_be_received_is_refused_before_the_ack_and_s
     stand.staging.prepare()
     board = Inviting(backend)
     stand.board = board
-    monkeypatch.setattr(stand.reconciler, "_board", board)
-    monkeypatch.setattr(stand.reconciler, "_receivers", receivers)
+    for one in (stand.reconciler, stand.reconciler._epochs):
+        monkeypatch.setattr(one, "_board", board)
+    monkeypatch.setattr(stand.reconciler._epochs, "_receivers", receivers)
     with capture_logs() as logs:
         for version in (1, 2):
             stand.publish(version)

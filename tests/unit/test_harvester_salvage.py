@@ -175,7 +175,7 @@ async def test_what_came_before_weights_that_fail_their_check_is_salvaged_and_no
         stand.seats.resize(0, most=0)
         await stand.engine.idle.wait()
         stand.fleet.checked.clear()
-        stand.engine.version = 4
+        stand.fleet.unchecked = stand.engine.version = 4
         stand.seats.resize(1, most=1)
         while not stand.engine.running:  # noqa: ASYNC110
             await asyncio.sleep(0.002)

@@ -46,15 +46,20 @@ class Stand:
     def __init__(self) -> None:
         self.engine, self.weights, self.fit, self.at = Engine(), Weights(), True, 0.0
         self.states: list[ReplicaState] = []
+        self.recovered = 0
         self.health = Health(
             self.engine,
             self.weights,
             fit=lambda: self.fit,
             config=HealthConfig(look_s=1, probe_s=5, suspect_s=4, dead_s=10),
             changed=lambda: self.states.append(self.health._condition.state),
+            recovered=self.recover,
             clock=lambda: self.at,
         )
         self.health.meet(Event.STARTED)
+
+    def recover(self) -> None:
+        self.recovered += 1
 
     async def look(self, count: int = 1) -> ReplicaState:
         for _ in range(count):
@@ -111,6 +116,22 @@ async def test_an_engine_that_recovers_in_time_passes_by_stale() -> None:
     stand.engine.recover()
     assert await stand.look(2) is ReplicaState.HEALTHY
     assert stand.states[2:] == [ReplicaState.SUSPECT, ReplicaState.STALE, ReplicaState.HEALTHY]
+    assert stand.recovered == 1
+
+
+async def test_one_that_recovers_is_told_so_before_it_may_harvest_again() -> None:
+    stand = Stand()
+    stand.engine.responsive = False
+    assert await stand.look(10) is ReplicaState.SUSPECT
+    assert stand.recovered == 0
+
+    def doubt() -> None:
+        stand.fit = False
+
+    stand.health._recovered = doubt
+    stand.engine.recover()
+    assert await stand.look(2) is ReplicaState.STALE
+    assert ReplicaState.HEALTHY not in stand.states[2:]
 
 
 async def test_one_that_fell_behind_while_it_was_suspect_stays_stale() -> None:

@@ -264,7 +264,8 @@ async def test_a_version_that_appears_between_two_looks_is_received_and_not_read
         return now, Invitation(1, "run", 1, now.digest, now.directory, "127.0.0.1", 1, "gloo", 1, 1.0, 1.0, 5.0)
 
     board = RacingBoard(publish)
-    monkeypatch.setattr(stand.reconciler, "_board", board)
+    for one in (stand.reconciler, stand.reconciler._epochs):
+        monkeypatch.setattr(one, "_board", board)
 
     async def received(*_: object, **__: object) -> None: ...
 

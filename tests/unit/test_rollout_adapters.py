@@ -189,6 +189,16 @@ async def test_a_request_that_is_cancelled_lets_its_adapter_go() -> None:
     assert stand.versions == [2]
 
 
+async def test_the_version_in_use_can_be_checked_again() -> None:
+    stand = Stand()
+    with pytest.raises(WeightsError, match="none to check"):
+        await stand.adapters.gap(ONE)
+    await stand.apply(1)
+    stand.engine.logprob = -3.0
+    assert await stand.adapters.gap(ONE) == 2.0
+    assert [adapter.requests for adapter in stand.adapters.adapters] == [0]
+
+
 async def test_a_version_that_failed_its_check_leaves_and_the_one_before_goes_on() -> None:
     stand = Stand()
     await stand.apply(1)

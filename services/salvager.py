@@ -1,0 +1,81 @@
+"""The loop that has the queue keep what there is of the samples in hand, group by group and side by side."""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+import structlog
+
+from rollout.errors import CodecError, LeaseLost, StoreUnavailable
+from rollout.salvage import without
+from services.harvest_fleet import Fleet
+from services.held_group import HeldGroup
+from services.salvage_pace import SalvagePace
+
+_IDLE_S = 0.02
+"""Between two looks for groups where there is none."""
+_AGAIN_S = 5.0
+"""After the queue refused to keep something."""
+_AT_ONCE = 4
+"""Groups: of the store's connections others need some."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Salvager:
+    """Of one harvester."""
+
+    def __init__(self, fleet: Fleet, most: int) -> None:
+        """A sample is to have no more than `most` tokens that the queue does not; see `salvage_pace` for when that
+        holds."""
+        self._fleet = fleet
+        self._pace = SalvagePace(most)
+        self._writes = asyncio.Semaphore(_AT_ONCE)
+
+    async def run(self, groups: Callable[[], Collection[HeldGroup]]) -> None:
+        """Look after the groups that are held until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await asyncio.sleep(self._pace.look_s if groups() else _IDLE_S)
+                held = list(groups())
+                self._pace.saw(
+                    time.monotonic(),
+                    {(id(one), index): size for one in held for index, size in enumerate(one.work.sizes)},
+                )
+                for one in held:
+                    self._look(one, tasks)
+
+    async def keep(self, held: HeldGroup, least: int = 1) -> None:
+        """Have the queue keep what can be trusted of the samples with `least` unsaved tokens or more. Where it refuses,
+        it is not asked again for a while. Raises LeaseLost."""
+        async with held.salvaging, self._writes:
+            # what weights made whose check is not over waits for it
+            unchecked = self._fleet.unchecked
+            doubtful = held.untrusted if unchecked is None else {*held.untrusted, unchecked}
+            chunks = [sound for chunk in held.work.due(least) if (sound := without(chunk, doubtful)) is not None]
+            if not chunks:
+                return
+            try:
+                await held.queue.salvage(held.lease, chunks)
+            except (StoreUnavailable, CodecError) as error:
+                held.quiet_until = time.monotonic() + _AGAIN_S
+                _log.warning("salvage_refused", group=held.lease.group_id, error=str(error))
+                return
+            held.work.saved(chunks)
+
+    def _look(self, held: HeldGroup, tasks: asyncio.TaskGroup) -> None:
+        if held.given_up:  # its own task keeps all there is
+            return
+        quiet = time.monotonic() < held.quiet_until
+        if self._fleet.unchecked is not None:
+            held.work.hold_back(self._pace.held_back)
+        else:
+            # where the queue keeps nothing, to end samples is worth more than what a kill would cost
+            held.work.let_on(None if quiet else self._pace.due)
+        if not (quiet or held.salvaging.locked()) and held.work.owes(self._pace.due):
+            tasks.create_task(self._keep_due(held))
+
+    async def _keep_due(self, held: HeldGroup) -> None:
+        with suppress(LeaseLost):  # its own task will find out
+            await self.keep(held, self._pace.due)
