@@ -34,7 +34,9 @@ async def test_a_replica_that_users_share_is_killed_between_invitation_and_bytes
                 (successor,) = await healthy(pusher, lambda beat: beat.replica not in known)
                 assert successor.version == 1
                 groups = await delivered(fleet, client, rollout)
+                later = await delivered(fleet, client, client.submit(["later"], n=4, sampling={"max_tokens": 60}))
             await readers.check_lost(victim.replica, died=pusher.death.at)
             assert failed(asking) == []
             assert count(asking) > 50
-            assert {version for segment in segments(groups) for version in versions(segment, {0, 1})} == {0, 1}
+            assert all(versions(segment, {0, 1}) for segment in segments(groups))
+            assert {tuple(versions(segment, {1})) for segment in segments(later)} == {(1,)}

@@ -173,7 +173,7 @@ async def test_the_only_replica_that_serves_is_killed_and_the_lent_one_comes_bac
 ) -> None:
     with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
         async with trainer(fleet, tmp_path / "weights") as pusher:
-            rollout = submitted(client, "s", groups=5 * _GROUPS)
+            rollout = submitted(client, "s", groups=2 * _GROUPS)
             (lent,) = await healthy(pusher, harvests)
             (serving,) = await healthy(pusher, lambda beat: beat.role is ReplicaRole.SERVING)
             readers = Readers(fleet, "assistant", pusher.board)
