@@ -46,7 +46,7 @@ def run(args: argparse.Namespace, flags: list[str]) -> int:
     if args.trace is None:
         raise ConfigError("--trace FILE is missing; --example-trace prints one to begin with")
     scene, seconds = _scene(args, flags), _seconds(args.trace, args.hours)
-    way: Way = way_for(scene.replicas, seconds) if args.way is None else args.way
+    way: Way = way_for(scene.replicas, seconds, lends=scene.lends) if args.way is None else args.way
     with _progress() as told:
         outcome, choices = _answer(scene, args.trace, seconds, way, told, sweep=args.sweep)
     print(table(outcome, scene))
@@ -74,6 +74,10 @@ def _answer(
             progress=lambda what, share: told(f"{name}: {what}", share),
         )
 
+    if scene.lends:  # beside the same fleet with none lent, and none of the settings that are swept
+        if sweep:
+            raise ConfigError("--sweep tries settings of the guard, which fleet.sharing.mode=lend has none of")
+        return one(scene, "lending"), []
     alone = one(users_alone(scene), "users alone")
     outcome = beside_users_alone(one(scene, "with rollouts"), alone)
     choices = []

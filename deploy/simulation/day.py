@@ -22,7 +22,7 @@ _HALVINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Moment:
+class Moment:
     """One tick of the fleet."""
 
     rate: float
@@ -74,20 +74,12 @@ class Day:
                 seen(now)
 
     def interval(self, *, seed: int) -> tuple[float, float] | None:
-        """95 % of the attainment, by bootstrap over the parts of each level (Efron 1979); None without users."""
-        total = self.users_L.sum() + self._refused
-        if not total:
-            return None
-        source, shape = np.random.default_rng(seed), self._response.users_LP.shape
-        found = []
-        for _ in range(_RESAMPLES):
-            shares_L = self._response.attainment(source.integers(0, shape[1], shape))
-            found.append(float((self.users_L * shares_L).sum() / total))
-        low, high = np.quantile(found, (0.025, 0.975))
-        return float(low), float(high)
+        """95 % of the attainment; None without users."""
+        return attainment_interval(self._response, self.users_L, self._refused, seed=seed)
 
-    def _moment(self, came_s: float, running: int) -> _Moment:
-        response, rate = self._response, self._admitted(came_s, running)
+    def _moment(self, came_s: float, running: int) -> Moment:
+        response = self._response
+        rate = admitted(self._scene, response, came_s, running)
         each = rate / running
         held, wanted = response.at(response.held_L, each), response.at(response.rollouts_L, each)
         allowed = self.learner.seats(running)
@@ -97,24 +89,9 @@ class Day:
             step_s = self._scene.model.step_s
             tokens_s *= min(1.0, seats / wanted * step_s(held + wanted) / step_s(held + seats))
         tokens_s = min(tokens_s, self.learner.most(TICK_S) / TICK_S)
-        return _Moment(rate, running, came_s - rate, held, wanted, seats, tokens_s)
+        return Moment(rate, running, came_s - rate, held, wanted, seats, tokens_s)
 
-    def _admitted(self, rate: float, running: int) -> float:
-        """Users a second, of so many who come, that the gateway takes: those of whom it has no more at once than it
-        may."""
-        most = self._scene.options.gateway.limits.max_user_requests / running
-
-        def held(rate: float) -> float:
-            return self._response.at(self._response.held_L, rate / running)
-
-        if held(rate) <= most:
-            return rate
-        low, high = 0.0, rate
-        for _ in range(_HALVINGS):
-            low, high = (low, (low + high) / 2) if held((low + high) / 2) > most else ((low + high) / 2, high)
-        return low
-
-    def _note(self, moment: _Moment, part: int) -> None:
+    def _note(self, moment: Moment, part: int) -> None:
         response, parts = self._response, self.parts
         users, refused = moment.rate * TICK_S, moment.refused_s * TICK_S
         place, weight = response.shares(moment.each)
@@ -133,13 +110,46 @@ class Day:
             rollouts=moment.running * moment.seats,
             held=moment.running * moment.held,
             limit=response.at(response.limit_L, moment.each),
+            lent=0.0,
+            harvesting=0.0,
         )
+
+
+def admitted(scene: Scene, response: Response, rate: float, serving: int) -> float:
+    """Users a second, of so many who come, that the gateway takes: those of whom `serving` replicas have no more at
+    once than it may."""
+    most = scene.options.gateway.limits.max_user_requests / serving
+
+    def held(rate: float) -> float:
+        return response.at(response.held_L, rate / serving)
+
+    if held(rate) <= most:
+        return rate
+    low, high = 0.0, rate
+    for _ in range(_HALVINGS):
+        low, high = (low, (low + high) / 2) if held((low + high) / 2) > most else ((low + high) / 2, high)
+    return low
+
+
+def attainment_interval(response: Response, users_L: Array, refused: float, *, seed: int) -> tuple[float, float] | None:
+    """95 % interval of the attainment of users who were served at these levels, by bootstrap over the parts of each
+    (Efron 1979); None without users."""
+    total = users_L.sum() + refused
+    if not total:
+        return None
+    source, shape = np.random.default_rng(seed), response.users_LP.shape
+    found = []
+    for _ in range(_RESAMPLES):
+        shares_L = response.attainment(source.integers(0, shape[1], shape))
+        found.append(float((users_L * shares_L).sum() / total))
+    low, high = np.quantile(found, (0.025, 0.975))
+    return float(low), float(high)
 
 
 def fleet_at_start(scene: Scene, load: Load) -> Fleet:
     """As many replicas as the first users need."""
-    scaling = scaling_of(scene.options.autoscaling, scene.replicas)
-    first = figures(scene, load, _Moment(load.rates[0], 1))
+    scaling = scaling_of(scene.options, scene.replicas)
+    first = figures(scene, load, Moment(load.rates[0], 1))
     return Fleet(
         scaling,
         scene.model.start_s,
@@ -152,12 +162,12 @@ def rates_met(scene: Scene, load: Load) -> Array:
     fleet = fleet_at_start(scene, load)
     found = []
     for number, rate in enumerate(load.rates):
-        running = fleet.follow(figures(scene, load, _Moment(rate, fleet.running)), number * TICK_S)
+        running = fleet.follow(figures(scene, load, Moment(rate, fleet.running)), number * TICK_S)
         found.append(rate / running)
     return np.array(found)
 
 
-def figures(scene: Scene, load: Load, moment: _Moment) -> FleetLoad:
+def figures(scene: Scene, load: Load, moment: Moment) -> FleetLoad:
     """What the replicas would report together."""
     total = scene.options.engine.max_num_seqs
     speed = scene.model.idle_speed(total)

@@ -37,12 +37,20 @@ class Engine:
     """Runs steps as long as there is work; the caller says when each ends."""
 
     def __init__(
-        self, model: EngineModel, *, most_tokens: int, most_of_one: int = 0, first_token_steps: int = 0, seed: int
+        self,
+        model: EngineModel,
+        *,
+        most_tokens: int,
+        most_of_one: int = 0,
+        first_token_steps: int = 0,
+        adapters: bool = False,
+        seed: int,
     ) -> None:
         """`most_tokens` of one step; `most_of_one` prompt tokens of a sequence in it, 0 for no bound, as vLLM's
         `long_prefill_token_threshold`; `first_token_steps` in a row without rollouts while users' prompts are
-        computed."""
+        computed; with `adapters` rollouts are on one."""
         self._model = model
+        self._beside_adapters = model.adapter_slowness if adapters else 1.0
         self._most_tokens = most_tokens
         self._most_of_one = most_of_one
         self._turns = FirstTokenTurns(most=first_token_steps)
@@ -65,6 +73,7 @@ class Engine:
         working = [sequence for sequence in self.running if sequence.user or not alone]
         prefill = self._prefill(working)
         decoding = sum(1 for sequence in working if not sequence.fresh)
+        slowness *= self._beside_adapters if any(not sequence.user for sequence in working) else 1.0
         seconds = self._model.step_s(decoding, sum(prefill.values())) * self._drift(now) * slowness
         self._step = _Step(now + seconds, now, prefill, alone)
 

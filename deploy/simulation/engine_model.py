@@ -31,6 +31,18 @@ class WorkShape(Settings):
         low, high = (min(bound, max_tokens) for bound in self.tokens)
         return self.model_copy(update={"group": n, "tokens": (low, high)})
 
+    @property
+    def under_way(self) -> float:
+        """Prompt and response tokens that a sample in the engine has at any time, on average. Longer ones are there for
+        longer, so that of the responses it is half of E[tokens^2] / E[tokens].
+
+        >>> WorkShape(prompt_tokens=(100, 100), tokens=(50, 50)).under_way
+        125.0
+        """
+        low, high = self.tokens
+        squares = (low * low + low * high + high * high) / 3
+        return sum(self.prompt_tokens) / 2 + squares / (low + high)
+
     @field_validator("prompt_tokens", "tokens")
     @classmethod
     def _ordered(cls, bounds: tuple[int, int]) -> tuple[int, int]:
@@ -73,6 +85,12 @@ class EngineModel(Settings):
     """How many times as long steps take meanwhile: what receives and checks weights may share its cores and memory."""
     start_s: float = Field(default=60.0, ge=0)
     """Until a new replica serves."""
+    switch_s: float | None = Field(default=None, gt=0)
+    """Of a replica that is lent: until rollouts have it once its last user has left, and until users have it again once
+    it is called back, both together. None: as `fleet.lending.switch_s` says."""
+    adapter_slowness: float = Field(default=2.0, ge=1)
+    """With `sharing.mode = "adapter"`: how many times as long a step takes in which some sequences are on an adapter.
+    The default was measured with half of a batch on one."""
     work: WorkShape = WorkShape()
     """What rollouts are like; with a trainer its `train.sampling` says how many samples a group has, and how long they
     are at most."""

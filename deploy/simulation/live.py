@@ -17,6 +17,7 @@ from deploy.simulation.scaling import Fleet, first_replicas, scaling_of
 from deploy.simulation.scene import Scene
 from deploy.simulation.trace import Arrival
 from deploy.simulation.work import Work
+from rollout.board import ReplicaRole
 from services.autoscaling.demand import FleetLoad
 from services.way import Ways
 
@@ -48,14 +49,19 @@ def play(
     span_s: float,
     warm_s: float = 0.0,
     replicas: int = 0,
+    role: ReplicaRole | None = None,
     seen: Callable[[float], None] = lambda _: None,
 ) -> Story:
     """Simulate `warm_s` + `seconds`, of which the first are not counted; users' times count from the warm-up's start.
-    `replicas` run at the beginning, or as few more or less as the settings allow; `seen` hears the time now and then.
+    `replicas` run at the beginning, or as few more or less as the settings allow; all of them have this `role` for
+    good, in a fleet that lends; `seen` hears the time now and then.
     """
 
     async def inside() -> Story:
-        return _Live(scene, users, seconds=seconds, span_s=span_s, warm_s=warm_s, replicas=replicas, seen=seen).run()
+        live = _Live(
+            scene, users, seconds=seconds, span_s=span_s, warm_s=warm_s, replicas=replicas, role=role, seen=seen
+        )
+        return live.run()
 
     return asyncio.run(inside())  # the product's seats are made of futures; nothing here waits for one
 
@@ -70,9 +76,11 @@ class _Live:
         span_s: float,
         warm_s: float,
         replicas: int,
+        role: ReplicaRole | None,
         seen: Callable[[float], None],
     ) -> None:
         self._scene = scene
+        self._role = role
         self._users = iter(users)
         self._warm_s, self._end = warm_s, warm_s + seconds
         self._seen = seen
@@ -91,7 +99,7 @@ class _Live:
         self._tokens = self._prompt = 0.0
         """Of users, on average."""
         self._count = self._came = 0
-        scaling = scaling_of(scene.options.autoscaling, scene.replicas)
+        scaling = scaling_of(scene.options, scene.replicas)
         self._fleet = Fleet(scaling, scene.model.start_s, first_replicas(scaling, replicas))
         self._story = Story(Parts(span_s, max(1, math.ceil(seconds / span_s))))
 
@@ -212,6 +220,8 @@ class _Live:
             rollouts=sum(replica.rollouts for replica in self._replicas),
             held=sum(replica.users for replica in self._replicas),
             limit=sum(limits) / len(limits),
+            lent=0.0,
+            harvesting=0.0,
         )
 
     def _push(self) -> None:
@@ -240,6 +250,7 @@ class _Live:
                 self._work,
                 clock=lambda: self._now,
                 answered=self._answered,
+                role=self._role,
                 seed=next(self._seeds),
             )
             self._replicas.append(replica)

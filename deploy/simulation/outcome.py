@@ -5,18 +5,23 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from deploy.simulation.day import TICK_S, Day, fleet_at_start, rates_met
+from deploy.simulation.lend_day import LendDay, Lending
+from deploy.simulation.lend_day import rates_met as rates_met_lending
+from deploy.simulation.lent import Lent, lent_replica, sketch
 from deploy.simulation.live import play
 from deploy.simulation.parts import Parts, ratio_interval
-from deploy.simulation.response import respond, without_rollouts
+from deploy.simulation.response import Response, respond, without_rollouts
 from deploy.simulation.scene import Scene
 from deploy.simulation.trace import Line, Load, load_of
 from deploy.simulation.users import arrivals
+from rollout.board import ReplicaRole
+from rollout.errors import ConfigError
 
 FEW_REPLICAS = 8
 """At most so many are simulated request by request."""
 FEW_HOURS = 6.0
 """Replicas x hours; more take longer than a minute or two, and are simulated as a large fleet is."""
-_DAY_S = 86_400.0
+DAY_S = 86_400.0
 _PARTS = 288
 _RARER = 1.25
 """Times the trainer's own pace: steps that are so much rarer are simulated again as rare as they are."""
@@ -44,6 +49,8 @@ class Outcome:
     """Groups."""
     stale: int
     pushes: int
+    lending: Lending | None = None
+    """Of a fleet that lends."""
 
     @property
     def users(self) -> int:
@@ -69,11 +76,11 @@ class Outcome:
     @property
     def tokens_per_day(self) -> float:
         """Of rollouts."""
-        return float(self.parts.rollout_tokens.sum()) * _DAY_S / self.seconds
+        return float(self.parts.rollout_tokens.sum()) * DAY_S / self.seconds
 
     @property
     def user_tokens_per_day(self) -> float:
-        return float(self.parts.user_tokens.sum()) * _DAY_S / self.seconds
+        return float(self.parts.user_tokens.sum()) * DAY_S / self.seconds
 
     @property
     def replicas(self) -> float:
@@ -86,15 +93,20 @@ class Outcome:
         return self.parts.mean("rollouts") / max(1e-9, self.replicas)
 
 
-def way_for(replicas: int, seconds: float) -> Way:
+def way_for(replicas: int, seconds: float, *, lends: bool = False) -> Way:
     """How a fleet is simulated unless it is said."""
-    few = replicas <= FEW_REPLICAS and replicas * seconds <= FEW_HOURS * 3600
+    few = not lends and replicas <= FEW_REPLICAS and replicas * seconds <= FEW_HOURS * 3600
     return "requests" if few else "replicas"
 
 
 def simulate(scene: Scene, trace: Trace, *, seconds: float, way: Way, progress: Progress) -> Outcome:
-    """`attainment_alone` is for the caller to add. Raises ConfigError for what is wrong with the scene or the trace."""
+    """`attainment_alone` is for the caller to add, except in a fleet that lends, where it is that of the same replicas
+    with none of them lent. Raises ConfigError for what is wrong with the scene or the trace."""
     scene.check()
+    if scene.lends and way == "requests":
+        raise ConfigError("--way requests does not simulate fleet.sharing.mode=lend; leave it out, or say replicas")
+    if scene.lends:
+        return _by_lending(scene, trace, seconds, progress)
     if way == "requests":
         return _by_request(scene, trace, seconds, progress)
     return _by_replica(scene, trace, seconds, progress)
@@ -163,3 +175,51 @@ def _by_replica(scene: Scene, trace: Trace, seconds: float, progress: Progress) 
         round(day.learner.stale),
         pushes,
     )
+
+
+def _by_lending(scene: Scene, trace: Trace, seconds: float, progress: Progress) -> Outcome:
+    load = load_of(trace(), seconds=seconds, span_s=TICK_S, seen=lambda at: progress("trace", at / seconds))
+    every_s = scene.push_every_s if scene.training is None else scene.training.step_s
+    lent = _lent(scene, every_s, progress)
+    drawn = sketch(scene, prompt=load.prompt, tokens=load.tokens)
+    response = respond(
+        scene,
+        rates_met_lending(scene, load, drawn, lent),
+        push_every_s=None,
+        prompt=round(load.prompt),
+        tokens=round(load.tokens),
+        role=ReplicaRole.SERVING,
+        seen=lambda share: progress("one that serves", share),
+    )
+    day = _lend_day(scene, load, response, lent, progress)
+    if scene.training is not None:
+        every_s = load.seconds / max(1, day.learner.version)
+        if every_s > _RARER * scene.training.step_s:
+            day = _lend_day(scene, load, response, _lent(scene, every_s, progress), progress)
+    alone = LendDay(scene, load, response, lent, parts=_PARTS, look_s=None)
+    alone.run(lambda at: progress("none lent", at / load.seconds))
+    return Outcome(
+        "replicas",
+        load.seconds,
+        day.parts,
+        day.interval(seed=scene.seed),
+        alone.parts.attainment,
+        day.learner.trained,
+        round(day.learner.stale),
+        int(load.seconds // every_s) if scene.training is None and every_s else day.learner.version,
+        day.lending,
+    )
+
+
+def _lent(scene: Scene, push_every_s: float | None, progress: Progress) -> Lent:
+    return lent_replica(
+        scene,
+        push_every_s=None if push_every_s is None else min(push_every_s, DAY_S),
+        seen=lambda share: progress("one that is lent", share),
+    )
+
+
+def _lend_day(scene: Scene, load: Load, response: Response, lent: Lent, progress: Progress) -> LendDay:
+    day = LendDay(scene, load, response, lent, parts=_PARTS)
+    day.run(lambda at: progress("the fleet", at / load.seconds))
+    return day

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 _RESAMPLES = 500
-_MEANS = ("replicas", "rollouts", "held", "limit")
+_MEANS = ("replicas", "rollouts", "held", "limit", "lent", "harvesting")
 
 
 @dataclass(slots=True)
@@ -27,13 +27,17 @@ class Parts:
     rollout_tokens: Array = field(init=False)
     """Kept."""
     replicas: Array = field(init=False)
-    """Mean number that serve."""
+    """Mean number that run, lent ones too."""
     rollouts: Array = field(init=False)
     """Mean number of samples in seats."""
     held: Array = field(init=False)
     """Mean number of users in the replicas."""
     limit: Array = field(init=False)
     """Mean of the guards' limits, a replica; the seats where there is no guard."""
+    lent: Array = field(init=False)
+    """Mean number of replicas that users do not have: lent, or on their way to rollouts or back."""
+    harvesting: Array = field(init=False)
+    """Mean number of those that rollouts have."""
     noted_s: Array = field(init=False)
     """Seconds that these means are of: fewer in a last part that is cut short."""
 

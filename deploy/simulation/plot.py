@@ -1,4 +1,4 @@
-"""The day as a picture: users, rollouts, the guard's limit, attainment."""
+"""The day as a picture: users, rollouts, the guard's limit or the replicas that are lent, attainment."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ def draw(path: Path, outcome: Outcome, scene: Scene) -> None:
     hours = (np.arange(parts.count) + 0.5) * parts.span_s / 3600
     figure, axes = pyplot.subplots(2, 2, figsize=(12, 6.5), sharex=True, constrained_layout=True)
     _users(axes[0][0], hours, outcome)
-    _seats(axes[0][1], hours, outcome, scene)
+    (_roles if scene.lends else _seats)(axes[0][1], hours, outcome, scene)
     _harvest(axes[1][0], hours, outcome)
     _attainment(axes[1][1], hours, outcome)
     figure.savefig(path, dpi=110, format="png", metadata={"Software": None})
@@ -43,6 +43,21 @@ def _seats(axis: Any, hours: Any, outcome: Outcome, scene: Scene) -> None:
     )
     axis.plot(hours, parts.limit, color="k", linewidth=1, label="limit of the guard")
     axis.set(title="seats of a replica", ylim=(0, 1.05 * scene.options.engine.max_num_seqs))
+    axis.legend(frameon=False, loc="lower left")
+
+
+def _roles(axis: Any, hours: Any, outcome: Outcome, scene: Scene) -> None:
+    parts = outcome.parts
+    axis.stackplot(
+        hours,
+        parts.replicas - parts.lent,
+        parts.lent - parts.harvesting,
+        parts.harvesting,
+        colors=("0.8", "C1", "C0"),
+        labels=("users have", "on their way", "rollouts have"),
+        alpha=0.8,
+    )
+    axis.set(title="replicas", ylim=(0, 1.05 * scene.replicas))
     axis.legend(frameon=False, loc="lower left")
 
 

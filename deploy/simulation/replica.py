@@ -14,6 +14,7 @@ from deploy.simulation.engine_model import EngineModel
 from deploy.simulation.eyes import Eyes, Step
 from deploy.simulation.felt import Felt, Unanswered
 from deploy.simulation.work import Rollout, Task, Work
+from rollout.board import ReplicaRole
 from services.config import FleetOptions
 from services.idle_speed import slowed_by_company
 from services.seat_keeper import FIRST_TOKENS_S, SeatKeeper
@@ -85,8 +86,10 @@ class Replica:
         *,
         clock: Callable[[], float],
         answered: Callable[[Felt], None],
+        role: ReplicaRole | None = None,
         seed: int,
     ) -> None:
+        """`role` in a fleet that lends, for good."""
         self._options = options
         self._work = work
         self._clock = clock
@@ -99,6 +102,7 @@ class Replica:
             most_tokens=model.step_tokens(options.engine.max_num_batched_tokens),
             most_of_one=options.engine.long_prefill_token_threshold or 0,
             first_token_steps=first_token_steps,
+            adapters=self._on_adapters,
             seed=seed,
         )
         self._eyes = Eyes(StepLog(clock), rollouts_give_way=first_token_steps > 0)
@@ -124,6 +128,8 @@ class Replica:
             clock=clock,
         )
         self.keeper.calibrate(idle)
+        if role is not None:
+            self.keeper.allow(role)
 
     @property
     def users(self) -> int:
@@ -173,7 +179,8 @@ class Replica:
             self._go_on()
 
     def _receive(self) -> None:
-        self._coming, self._arrives_until = self._work.version, self._clock() + self._model.arrive_s
+        arrive_s = 0.0 if self._on_adapters else self._model.arrive_s
+        self._coming, self._arrives_until = self._work.version, self._clock() + arrive_s
 
     def stop(self) -> None:
         """No rollout from now on; all are given back."""
@@ -224,8 +231,9 @@ class Replica:
         if self._recomputes:
             self._step_aside()
         self._pushes += 1
-        self._still_until = self._clock() + self._model.pause_s
-        if not self._model.pause_s:
+        pause_s = 0.0 if self._on_adapters else self._model.pause_s
+        self._still_until = self._clock() + pause_s
+        if not pause_s:
             self._go_on()
 
     def _step_aside(self) -> None:
@@ -254,7 +262,12 @@ class Replica:
 
     @property
     def _recomputes(self) -> bool:
-        return self._options.push.rollouts == "recompute"
+        return self._options.push.rollouts == "recompute" and not self._on_adapters
+
+    @property
+    def _on_adapters(self) -> bool:
+        """A new version is then one more adapter beside those in use: it stops nothing, and samples go on."""
+        return self._options.sharing.mode == "adapter"
 
     @property
     def _users_waited(self) -> bool:

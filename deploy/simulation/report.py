@@ -1,10 +1,11 @@
 """The answer as a table for a terminal and as JSON."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from deploy.simulation.engine_model import WorkShape
-from deploy.simulation.outcome import Outcome
+from deploy.simulation.outcome import DAY_S, Outcome
 from deploy.simulation.scene import Scene
 from deploy.simulation.sweep import MARGIN, Choice, best
 
@@ -19,6 +20,8 @@ _SERIES = (
     "rollouts",
     "held",
     "limit",
+    "lent",
+    "harvesting",
     "noted_s",
 )
 
@@ -34,10 +37,11 @@ def table(outcome: Outcome, scene: Scene) -> str:
         ("users' tokens a day", _count(outcome.user_tokens_per_day)),
         ("rollouts in a replica", f"{outcome.rollouts:.1f} of {scene.options.engine.max_num_seqs} seats on average"),
         (f"inside {', '.join(targets)}", _attainment(outcome)),
-        ("users alone", _percent(outcome.attainment_alone)),
+        ("none lent" if outcome.lending else "users alone", _percent(outcome.attainment_alone)),
         ("refused by the gateway", _refused(outcome, scene)),
         ("groups trained, stale", f"{outcome.trained}, {outcome.stale}" if scene.training else "no trainer"),
         ("pushes", str(outcome.pushes)),
+        *_lending(outcome),
         ("rollouts", _work(scene.model.work)),
         ("simulated", "request by request" if outcome.way == "requests" else "one replica at each load"),
     ]
@@ -63,7 +67,7 @@ def as_json(outcome: Outcome, scene: Scene, choices: Sequence[Choice] = ()) -> d
         "engine": scene.model.model_dump(mode="json"),
         "settings": {
             name: getattr(scene.options, name).model_dump(mode="json")
-            for name in ("engine", "harvest", "slo", "autoscaling")
+            for name in ("engine", "harvest", "sharing", "lending", "slo", "autoscaling")
         },
     }
     if choices:
@@ -90,7 +94,32 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
         "groups_trained": outcome.trained,
         "groups_stale": outcome.stale,
         "pushes": outcome.pushes,
+        "lending": None if outcome.lending is None else asdict(outcome.lending),
     }
+
+
+def _lending(outcome: Outcome) -> list[tuple[str, str]]:
+    """
+    >>> from deploy.simulation.lend_day import Lending
+    >>> from deploy.simulation.parts import Parts
+    >>> found = Lending(lends=8, reclaims=6, returning_s=90, suffered_s=30, missed=4, replica_s=7200)
+    >>> for name, text in _lending(Outcome("replicas", 43_200.0, Parts(10, 1), None, None, 0, 0, 0, found)):
+    ...     print(f"{name}: {text}")
+    replicas that rollouts had: 0.1667 on average
+    switches a day: 16 to rollouts, 12 back
+    users at reclaims: 4 outside for want of a replica that was on its way back, in 30 s
+    """
+    if (found := outcome.lending) is None:
+        return []
+    out, back = (count * DAY_S / outcome.seconds for count in (found.lends, found.reclaims))
+    return [
+        ("replicas that rollouts had", f"{found.replica_s / outcome.seconds:.4g} on average"),
+        ("switches a day", f"{out:.4g} to rollouts, {back:.4g} back"),
+        (
+            "users at reclaims",
+            f"{found.missed:.3g} outside for want of a replica that was on its way back, in {found.suffered_s:.0f} s",
+        ),
+    ]
 
 
 def _rounded(outcome: Outcome, name: str) -> list[float]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from deploy.simulation.live import Story, constant, play
 from deploy.simulation.parts import Array
 from deploy.simulation.scene import Scene
+from rollout.board import ReplicaRole
 from services.config import AutoscalingConfig, FleetOptions
 
 _WARM_S, _SHORTEST_S, _SECONDS, _MOST_SECONDS = 30.0, 60.0, 240.0, 960.0
@@ -28,7 +29,7 @@ _EVEN, _SHARES = 6, (0.1, 0.3, 0.5, 0.7, 0.9)
 """Levels: so many from no users to the most, and one at each of these shares of all users."""
 _APART = 0.03
 """Of the highest: levels that are nearer to each other are one."""
-_OVERLOAD = 1.5
+OVERLOAD = 1.5
 """Times what a replica serves with all its seats: no higher level is simulated, for there users wait ever longer."""
 _PARTS = 24
 
@@ -79,19 +80,20 @@ def respond(
     push_every_s: float | None,
     prompt: int,
     tokens: int,
+    role: ReplicaRole | None = None,
     seen: Callable[[float], None],
 ) -> Response:
-    """Of one replica at levels of load from no users to the most of those that it `met`, users a second; `seen` hears
-    the share that is done."""
+    """Of one replica at levels of load from no users to the most of those that it `met`, users a second; with a `role`
+    in a fleet that lends; `seen` hears the share that is done."""
     alone = one_replica(scene, push_every_s)
-    rates = levels(met, most=_OVERLOAD * _served_s(scene, tokens))
+    rates = levels(met, most=OVERLOAD * served_s(scene, prompt, tokens))
     # so that the pause of every push in the time that counts does, too
     warm_s = _WARM_S + scene.model.arrive_s + scene.model.pause_s
     stories: list[Story] = []
     for number, rate in enumerate(map(float, rates)):
-        seconds = _seconds(alone, rate)
+        seconds = seconds_at(alone, rate)
         users = constant(rate, seconds=warm_s + seconds, prompt=prompt, tokens=tokens, seed=scene.seed + number)
-        stories.append(play(alone, users, seconds=seconds, span_s=seconds / _PARTS, warm_s=warm_s))
+        stories.append(play(alone, users, seconds=seconds, span_s=seconds / _PARTS, warm_s=warm_s, role=role))
         seen((number + 1) / len(rates))
     return _response(rates, stories)
 
@@ -114,13 +116,13 @@ def levels(met: Array, *, most: float) -> Array:
     return np.array(sorted(found))
 
 
-def _served_s(scene: Scene, tokens: int) -> float:
-    """Users a second that keep all seats of a replica busy."""
+def served_s(scene: Scene, prompt: float, tokens: float) -> float:
+    """Users a second, with prompts and answers of so many tokens, that keep a replica busy with all its seats."""
     speed = scene.model.idle_speed(scene.options.engine.max_num_seqs)
-    return speed.capacity / speed.service_s(tokens)
+    return speed.capacity / speed.busy_s(tokens, prompt)
 
 
-def _seconds(alone: Scene, rate: float) -> float:
+def seconds_at(alone: Scene, rate: float) -> float:
     """Whole multiples of the time between two pushes, as long as that is no longer than the longest."""
     full_s = alone.model.step_s(alone.options.engine.max_num_seqs)
     shortest = min(_SECONDS, max(_SHORTEST_S, _STEPS * full_s))

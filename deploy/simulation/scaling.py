@@ -9,15 +9,16 @@ from services.autoscaling.budget import RolloutBudget
 from services.autoscaling.decision import Scaling, Wanted, begin, decide
 from services.autoscaling.demand import FleetLoad
 from services.autoscaling.windows import window
-from services.config import AutoscalingConfig
+from services.config import FleetOptions
 
-_FIRST_DAY = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+FIRST_DAY = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 """Unix seconds; a Thursday in winter. Offsets of time zones were others when Unix time began."""
 
 
-def scaling_of(config: AutoscalingConfig, replicas: int) -> Scaling:
+def scaling_of(options: FleetOptions, replicas: int) -> Scaling:
     """For at most `replicas`; settings of a fixed size (`min_replicas` = `max_replicas`) keep all of them. Raises
     ConfigError where others have fewer than their least."""
+    config = options.autoscaling
     fixed = config.min_replicas == config.max_replicas
     if not fixed and replicas < config.min_replicas:
         raise ConfigError(f"--replicas {replicas} is below fleet.autoscaling.min_replicas={config.min_replicas}")
@@ -29,6 +30,7 @@ def scaling_of(config: AutoscalingConfig, replicas: int) -> Scaling:
         hysteresis=config.hysteresis,
         upscale_delay_s=config.upscale_delay_s,
         downscale_delay_s=config.downscale_delay_s,
+        min_serving=options.lending.min_serving if options.sharing.mode == "lend" else 0,
         rollout_budget=None
         if budget is None
         else RolloutBudget(
@@ -55,7 +57,7 @@ class Fleet:
         """One decision; returns how many run now. Starts that are not needed any more are given up first."""
         self.running += sum(at <= now for at in self.starting)
         self.starting = [at for at in self.starting if at > now]
-        self._wanted = decide(self._wanted or begin(self.running), load, _FIRST_DAY + now, self.scaling)
+        self._wanted = decide(self._wanted or begin(self.running), load, FIRST_DAY + now, self.scaling)
         missing = self._wanted.total - self.running - len(self.starting)
         if missing > 0:
             self.starting += [now + self.start_s] * missing

@@ -26,14 +26,20 @@ class Scene:
     """By which users are judged; the guard steers by `options.slo`."""
     seed: int
 
+    @property
+    def lends(self) -> bool:
+        return self.options.sharing.mode == "lend"
+
     def check(self) -> None:
         """Raises ConfigError where engines are shared in a way that is not modelled, no user could be kept inside the
         SLO, or nothing says what inside is."""
-        if (mode := self.options.sharing.mode) != "live":
+        if (adapter := self.options.sharing.user_adapter) is not None:
             raise ConfigError(
-                f"fleet.sharing.mode={mode} is not modelled, only live: there users and rollouts compute with the same"
-                " weights and a push pauses both"
+                f"fleet.sharing.user_adapter={adapter} is not modelled: adapter_slowness of the engine file says what"
+                " rollouts on an adapter cost users who are on none"
             )
+        if self.lends and (serving := self.options.lending.min_serving) >= self.replicas:
+            raise ConfigError(f"fleet.lending.min_serving={serving} leaves none of --replicas {self.replicas} to lend")
         if not self.promise.guards:
             raise ConfigError(
                 "fleet.slo.ttft_s and fleet.slo.tpot_s are both missing: at least one says what users are promised"

@@ -12,6 +12,10 @@ pytestmark = pytest.mark.usefixtures("command_process")
 
 FLEET = "[fleet.engine]\nmax_num_seqs = 8\n[fleet.slo]\nttft_s = 0.5\ntpot_s = 0.06\n"
 TRACE = "time,rate,prompt_tokens,output_tokens\n0,1.5,40,20\n60,0.5,40,20\n"
+LEND = (
+    *("--fleet.sharing.mode", "lend", "--fleet.lending.production.path", "."),
+    *("--fleet.autoscaling.min_replicas", "2", "--fleet.autoscaling.max_replicas", "2"),
+)
 
 
 @pytest.fixture
@@ -41,6 +45,19 @@ def test_it_answers_and_writes_figures_and_a_picture(files: Path, capsys: pytest
     assert (files / "day.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_fleet_that_lends_says_what_was_lent(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, plot = files / "day.json", files / "day.png"
+    at_once = ("--fleet.lending.lend_after_s", "0", "--fleet.lending.min_gain", "0")
+    assert cli.run(arguments(files, *LEND, *at_once, "--json", str(file), "--plot", str(plot))) == cli.OK
+    assert "switches a day" in capsys.readouterr().out
+    content = json.loads(file.read_text())
+    assert content["way"] == "replicas"
+    assert content["lending"]["lends"] >= 1
+    assert max(content["series"]["harvesting"]) > 0
+    assert content["settings"]["lending"]["min_gain"] == 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
 def test_settings_are_flags_too(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(arguments(files, "--fleet.harvest.max_seats", "0")) == cli.OK
     lines = capsys.readouterr().out.splitlines()
@@ -51,7 +68,10 @@ def test_settings_are_flags_too(files: Path, capsys: pytest.CaptureFixture[str])
     ("more", "words"),
     [
         (["--fleet.slo.tpot_s", "0.001"], ["slo.tpot_s=0.001", "idle engine needs"]),
-        (["--fleet.sharing.mode", "adapter"], ["fleet.sharing.mode=adapter", "only live"]),
+        (["--fleet.sharing.mode", "adapter", "--fleet.sharing.user_adapter", "x"], ["sharing.user_adapter=x"]),
+        ([*LEND, "--sweep"], ["--sweep", "fleet.sharing.mode=lend"]),
+        ([*LEND, "--way", "requests"], ["--way requests", "fleet.sharing.mode=lend"]),
+        ([*LEND, "--replicas", "1"], ["fleet.lending.min_serving=1", "--replicas 1"]),
         (["--train-step-s", "5"], ["--train-step-s 5", "[train]"]),
         (["--engine", "/nowhere.json"], ["/nowhere.json", "No such file"]),
         (["--replicas", "0"], ["--replicas", "0 is not between 1"]),

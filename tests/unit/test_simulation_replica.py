@@ -3,61 +3,20 @@
 import asyncio
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.simulation.engine import Engine, Sequence
-from deploy.simulation.engine_model import EngineModel
-from deploy.simulation.felt import Felt
-from deploy.simulation.live import Story, constant, play
-from deploy.simulation.replica import BLOCK, Replica
-from deploy.simulation.scene import Scene
-from deploy.simulation.work import Training, Work
+from deploy.simulation.replica import BLOCK
+from deploy.simulation.work import Work
 from rollout.errors import ConfigError
 from services.config import FleetOptions
 from services.push_config import PushConfig
 from services.slo import SloConfig
+from tests.unit.simulation_kit import MODEL, SEATS, TRAINING, Bench, scene, told
 from trainer.config import StalenessConfig
-
-SEATS = 8
-MODEL = EngineModel(decode_s=((1, 0.02), (8, 0.04)), prefill_token_s=0.0002, drift=0.05)
-PROMISE = SloConfig(ttft_s=0.5, tpot_s=0.1)
-TRAINING = Training(step_s=4.0, batch_groups=2, staleness=StalenessConfig(eta=1))
-
-
-def scene(*, guard: bool = True, seed: int = 0, replicas: int = 1, **harvest: Any) -> Scene:
-    options = FleetOptions.model_validate(
-        {"engine": {"max_num_seqs": SEATS}, "harvest": {"user_reserve": 0, **harvest}}
-    )
-    if guard:
-        options = options.model_copy(update={"slo": PROMISE})
-    return Scene(MODEL, options, replicas, None, 10.0, PROMISE, seed)
-
-
-def told(one: Scene, rate: float, seconds: float = 40.0) -> Story:
-    users = constant(rate, seconds=seconds + 10, prompt=32, tokens=24, seed=5)
-    return play(one, users, seconds=seconds, span_s=5.0, warm_s=10.0)
-
-
-class Bench:
-    """One replica with a clock that is set by hand."""
-
-    def __init__(self, one: Scene) -> None:
-        self.now = 0.0
-        self.felt: list[Felt] = []
-        self.work = Work(one.model.work, one.training, seed=1)
-        self.replica = Replica(
-            one.model, one.options, self.work, clock=lambda: self.now, answered=self.felt.append, seed=2
-        )
-
-    def step(self) -> None:
-        """To the next moment at which the replica wants to be called."""
-        assert self.replica.next_at is not None
-        self.now = self.replica.next_at
-        self.replica.proceed()
 
 
 @given(
@@ -349,14 +308,6 @@ def test_groups_of_versions_too_old_are_dropped_as_the_trainer_drops_them() -> N
         work.complete(task)
     assert work.begin_step() is None
     assert work.ledger.stale == 2
-
-
-def test_engines_shared_in_a_way_that_is_not_modelled_are_refused() -> None:
-    one = scene()
-    adapters = FleetOptions.model_validate({"sharing": {"mode": "adapter"}}).sharing
-    one = replace(one, options=one.options.model_copy(update={"sharing": adapters}))
-    with pytest.raises(ConfigError, match=r"fleet\.sharing\.mode=adapter is not modelled, only live"):
-        one.check()
 
 
 def test_a_promise_that_the_idle_engine_cannot_keep_is_refused_with_both_values() -> None:

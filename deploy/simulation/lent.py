@@ -1,0 +1,70 @@
+"""A replica of a fleet that lends: what it harvests while rollouts have it, and a sketch of it while users do."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from deploy.simulation.live import play
+from deploy.simulation.response import OVERLOAD, Response, one_replica, seconds_at, served_s
+from deploy.simulation.scene import Scene
+from rollout.board import ReplicaRole
+
+_WARM_S = 30.0
+_LEVELS, _ROUNDS = 33, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """In a steady state, on average."""
+
+    tokens_s: float
+    seats: float
+    """That rollouts hold."""
+
+
+def lent_replica(scene: Scene, *, push_every_s: float | None, seen: Callable[[float], None]) -> Lent:
+    """Simulated step by step, with rollouts alone in as many seats as they may have and with the run's pushes."""
+    alone = one_replica(scene, push_every_s)
+    seconds, warm_s = seconds_at(alone, 0.0), _WARM_S + scene.model.arrive_s + scene.model.pause_s
+    until = warm_s + seconds
+    parts = play(
+        alone,
+        (),
+        seconds=seconds,
+        span_s=seconds,
+        warm_s=warm_s,
+        role=ReplicaRole.ROLLOUT,
+        seen=lambda at: seen(at / until),
+    ).parts
+    return Lent(parts.harvest_s, parts.mean("rollouts"))
+
+
+def sketch(scene: Scene, *, prompt: float, tokens: float) -> Response:
+    """Of a replica with users alone, by mean steps: what is needed of it to see which loads a replica will meet, before
+    those are simulated."""
+    rates = np.linspace(0.0, OVERLOAD * served_s(scene, prompt, tokens), _LEVELS)
+    held = np.array([_held(scene, rate, prompt, tokens) for rate in rates])
+    none, some = np.zeros(_LEVELS), np.ones((_LEVELS, 1))
+    return Response(
+        rates_L=rates,
+        users_LP=rates[:, None] * some,
+        inside_LP=rates[:, None] * some,
+        user_tokens_L=tokens * rates,
+        held_L=held,
+        rollouts_L=none,
+        limit_L=none,
+        harvest_L=none,
+        attainment_L=np.ones(_LEVELS),
+    )
+
+
+def _held(scene: Scene, rate: float, prompt: float, tokens: float) -> float:
+    """Users in the replica, by Little's law with the time that steps of so many take; those beyond its seats wait for
+    one."""
+    model, seats = scene.model, float(scene.options.engine.max_num_seqs)
+    held = 0.0
+    for _ in range(_ROUNDS):
+        step_s = model.step_s(held) + model.prefill_token_s * prompt * rate * model.step_s(held)
+        held = min(seats, rate * (prompt * model.prefill_token_s + tokens * step_s))
+    return held
