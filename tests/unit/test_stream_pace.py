@@ -1,6 +1,7 @@
 """When the pieces of a streamed answer go to the user."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -60,10 +61,12 @@ def test_later_ones_wait_for_one_another() -> None:
                 yield number
                 await asyncio.sleep(0.005)
 
+        began = time.monotonic()
         pieces = [piece async for piece in paced(items(), 0.05)]
+        most = 2 + (time.monotonic() - began) / 0.05  # however slow the machine is
         assert [number for piece in pieces for number in piece] == list(range(20))
         assert pieces[0] == [0]
-        assert len(pieces) <= 6
+        assert len(pieces) <= most
 
     in_time(test)
 
