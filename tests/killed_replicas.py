@@ -124,6 +124,12 @@ def segments(groups: Iterable[GroupStatus]) -> list[Segment]:
     return [segment for sample in samples for segment in sample.segments]
 
 
+def handed_in(groups: Iterable[GroupStatus], replicas: Collection[str]) -> int:
+    """Response tokens of the groups that these replicas ended."""
+    ended = [status.group for status in groups if status.group is not None and status.group.replica in replicas]
+    return sum(sample.num_response_tokens for group in ended for sample in group.samples_G)
+
+
 def versions(segment: Segment, published: Collection[int]) -> list[int]:
     """In their order. Raises AssertionError where a token has none, or one that was never published."""
     spans = segment.version_spans

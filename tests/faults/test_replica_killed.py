@@ -14,9 +14,8 @@ import pytest
 
 from rollout.board import Board, Heartbeat
 from rollout.client import RolloutClient
-from rollout.queue import GroupStatus
 from rollout.redis_board import RedisBoard
-from tests.killed_replicas import Death, connected, delivered
+from tests.killed_replicas import Death, connected, delivered, handed_in
 from tests.processes import wait_until_gone
 from tests.running_fleet import START_S, RunningFleet
 
@@ -82,17 +81,6 @@ async def next_beat(fleet: RunningFleet, board: Board, replica: str) -> Heartbea
             await asyncio.sleep(0.002)
 
 
-def tokens(status: GroupStatus) -> int:
-    """Of the responses of a group."""
-    assert status.group is not None
-    return sum(sample.num_response_tokens for sample in status.group.samples_G)
-
-
-def replica_of(status: GroupStatus) -> str:
-    assert status.group is not None
-    return status.group.replica
-
-
 async def test_a_killed_replicas_samples_go_on_elsewhere_and_lose_no_more_tokens_than_they_may(
     fleet: RunningFleet,
 ) -> None:
@@ -113,7 +101,7 @@ async def test_a_killed_replicas_samples_go_on_elsewhere_and_lose_no_more_tokens
     salvaged = sum(beat.rollout_salvaged for beat in after.values())
     salvaged -= sum(before[name].rollout_salvaged for name in after if name in before)
     assert salvaged > 0
-    kept = salvaged + sum(tokens(status) for status in groups if replica_of(status) == victim)
+    kept = salvaged + handed_in(groups, {victim})
     held = _SAMPLES * sum(status.attempt > 1 for status in groups)
     print(f"of {generated:.0f} tokens {kept} were kept; {held} samples were under way")
     assert generated - kept <= fleet.config.harvest.salvage_tokens * held
