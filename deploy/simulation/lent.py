@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from deploy.simulation.live import play
-from deploy.simulation.response import OVERLOAD, Response, one_replica, seconds_at, served_s
+from deploy.simulation.response import OVERLOAD, Response, one_replica, seconds_at, served_s, settled_s
 from deploy.simulation.scene import Scene
 from rollout.board import ReplicaRole
 
-_WARM_S = 30.0
 _LEVELS, _ROUNDS = 33, 64
 
 
@@ -26,7 +25,8 @@ class Lent:
 def lent_replica(scene: Scene, *, push_every_s: float | None, seen: Callable[[float], None]) -> Lent:
     """Simulated step by step, with rollouts alone in as many seats as they may have and with the run's pushes."""
     alone = one_replica(scene, push_every_s)
-    seconds, warm_s = seconds_at(alone, 0.0), _WARM_S + scene.model.arrive_s + scene.model.pause_s
+    role, seconds = ReplicaRole.ROLLOUT, seconds_at(alone, 0.0)
+    warm_s = settled_s(alone, role) + scene.model.arrive_s + scene.model.pause_s
     until = warm_s + seconds
     parts = play(
         alone,
@@ -34,7 +34,7 @@ def lent_replica(scene: Scene, *, push_every_s: float | None, seen: Callable[[fl
         seconds=seconds,
         span_s=seconds,
         warm_s=warm_s,
-        role=ReplicaRole.ROLLOUT,
+        role=role,
         seen=lambda at: seen(at / until),
     ).parts
     return Lent(parts.harvest_s, parts.mean("rollouts"))

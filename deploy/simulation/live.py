@@ -7,7 +7,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from deploy.simulation.felt import Felt, Unanswered, attained, attained_by
@@ -16,7 +16,7 @@ from deploy.simulation.replica import Replica
 from deploy.simulation.scaling import Fleet, first_replicas, scaling_of
 from deploy.simulation.scene import Scene
 from deploy.simulation.trace import Arrival
-from deploy.simulation.work import Work
+from deploy.simulation.work import Ledger, Work
 from rollout.board import ReplicaRole
 from services.autoscaling.demand import FleetLoad
 from services.way import Ways
@@ -52,9 +52,9 @@ def play(
     role: ReplicaRole | None = None,
     seen: Callable[[float], None] = lambda _: None,
 ) -> Story:
-    """Simulate `warm_s` + `seconds`, of which the first are not counted; users' times count from the warm-up's start.
-    `replicas` run at the beginning, or as few more or less as the settings allow; all of them have this `role` for
-    good, in a fleet that lends; `seen` hears the time now and then.
+    """Simulate `warm_s` + `seconds`, of which the first are not counted and end at midnight; users' times count from
+    the warm-up's start. `replicas` run at the beginning, or as few more or less as the settings allow; all of them have
+    this `role` for good, in a fleet that lends; `seen` hears the time now and then.
     """
 
     async def inside() -> Story:
@@ -100,12 +100,14 @@ class _Live:
         """Of users, on average."""
         self._count = self._came = 0
         scaling = scaling_of(scene.options, scene.replicas)
+        self._before = Ledger()
         self._fleet = Fleet(scaling, scene.model.start_s, first_replicas(scaling, replicas))
         self._story = Story(Parts(span_s, max(1, math.ceil(seconds / span_s))))
 
     def run(self) -> Story:
         self._resize(self._fleet.running)
         self._next_user()
+        self._at(self._warm_s, self._begin)
         self._every(LOOK_S, self._look)
         self._every(SCALE_S, self._scale)
         if self._scene.training is None and self._scene.push_every_s is not None:
@@ -114,6 +116,10 @@ class _Live:
             self._now, _, act = heapq.heappop(self._events)
             act()
         return self._told()
+
+    def _begin(self) -> None:
+        """What is told counts from here on."""
+        self._before, self._story.pushes = replace(self._work.ledger), 0
 
     def _at(self, when: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._order), act))
@@ -240,7 +246,7 @@ class _Live:
 
     def _scale(self) -> None:
         self._seen(min(self._now, self._end))
-        self._resize(self._fleet.follow(self._load(), self._now))
+        self._resize(self._fleet.follow(self._load(), self._now - self._warm_s))
 
     def _resize(self, count: int) -> None:
         while len(self._replicas) < count:
@@ -291,7 +297,8 @@ class _Live:
         for user in (*self._too_late, *(user for replica in self._due for user in replica.unanswered)):
             if (inside := attained_by(self._end, user, self._scene.promise)) is not None:
                 self._judged(user.came_at, inside=inside)
-        self._story.trained, self._story.stale = self._work.ledger.trained, self._work.ledger.stale
+        ledger, before = self._work.ledger, self._before
+        self._story.trained, self._story.stale = ledger.trained - before.trained, ledger.stale - before.stale
         return self._story
 
 

@@ -1,6 +1,6 @@
 """The answer to the question: how many rollout tokens, at what risk to users, with these settings."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -8,11 +8,11 @@ from deploy.simulation.day import TICK_S, Day, fleet_at_start, rates_met
 from deploy.simulation.lend_day import LendDay, Lending
 from deploy.simulation.lend_day import rates_met as rates_met_lending
 from deploy.simulation.lent import Lent, lent_replica, sketch
-from deploy.simulation.live import play
+from deploy.simulation.live import constant, play
 from deploy.simulation.parts import Parts, ratio_interval
-from deploy.simulation.response import Response, respond, without_rollouts
+from deploy.simulation.response import Response, respond, settled_s, without_rollouts
 from deploy.simulation.scene import Scene
-from deploy.simulation.trace import Line, Load, load_of
+from deploy.simulation.trace import Arrival, Line, Load, load_of
 from deploy.simulation.users import arrivals
 from rollout.board import ReplicaRole
 from rollout.errors import ConfigError
@@ -23,6 +23,8 @@ FEW_HOURS = 6.0
 """Replicas x hours; more take longer than a minute or two, and are simulated as a large fleet is."""
 DAY_S = 86_400.0
 _PARTS = 288
+_OTHER_SEED = 1_000_003
+"""More than that of the trace, for users before it."""
 _RARER = 1.25
 """Times the trainer's own pace: steps that are so much rarer are simulated again as rare as they are."""
 
@@ -124,16 +126,29 @@ def users_alone(scene: Scene) -> Scene:
 
 def _by_request(scene: Scene, trace: Trace, seconds: float, progress: Progress) -> Outcome:
     load = load_of(trace(), seconds=seconds, span_s=TICK_S, seen=lambda at: progress("trace", at / seconds))
+    warm_s = settled_s(scene)
     story = play(
         scene,
-        arrivals(trace(), seconds=seconds, seed=scene.seed),
+        _warmed(scene, load, trace, warm_s),
         seconds=seconds,
         span_s=max(TICK_S, seconds / _PARTS),
+        warm_s=warm_s,
         replicas=fleet_at_start(scene, load).running,
-        seen=lambda at: progress("requests", at / seconds),
+        seen=lambda at: progress("requests", at / (warm_s + seconds)),
     )
     interval = ratio_interval(story.parts.inside, story.parts.users, seed=scene.seed)
     return Outcome("requests", seconds, story.parts, interval, None, story.trained, story.stale, story.pushes)
+
+
+def _warmed(scene: Scene, load: Load, trace: Trace, warm_s: float) -> Iterator[Arrival]:
+    """The users of a trace, after as many as come at its beginning for so long: a guard that has just started has given
+    rollouts no seat yet, and a fleet that runs has."""
+    first = load.rates[0]
+    yield from constant(
+        first, seconds=warm_s, prompt=round(load.prompt), tokens=round(load.tokens), seed=scene.seed + _OTHER_SEED
+    )
+    for user in arrivals(trace(), seconds=load.seconds, seed=scene.seed):
+        yield replace(user, time=warm_s + user.time)
 
 
 def _trained_day(scene: Scene, load: Load, step_s: float, progress: Progress) -> Day:

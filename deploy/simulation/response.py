@@ -16,9 +16,12 @@ from deploy.simulation.live import Story, constant, play
 from deploy.simulation.parts import Array
 from deploy.simulation.scene import Scene
 from rollout.board import ReplicaRole
+from rollout.errors import ConfigError
 from services.config import AutoscalingConfig, FleetOptions
 
-_WARM_S, _SHORTEST_S, _SECONDS, _MOST_SECONDS = 30.0, 60.0, 240.0, 960.0
+_SHORTEST_S, _SECONDS, _MOST_SECONDS = 60.0, 240.0, 960.0
+_WARM_S = 30.0
+"""Until engine and queue are in their stride."""
 _STEPS = 5500.0
 """Of a full batch: an engine whose steps are short has met as much in less time than `_SECONDS`."""
 _FEWEST_USERS = 150.0
@@ -88,7 +91,7 @@ def respond(
     alone = one_replica(scene, push_every_s)
     rates = levels(met, most=OVERLOAD * served_s(scene, prompt, tokens))
     # so that the pause of every push in the time that counts does, too
-    warm_s = _WARM_S + scene.model.arrive_s + scene.model.pause_s
+    warm_s = settled_s(alone, role) + scene.model.arrive_s + scene.model.pause_s
     stories: list[Story] = []
     for number, rate in enumerate(map(float, rates)):
         seconds = seconds_at(alone, rate)
@@ -96,6 +99,25 @@ def respond(
         stories.append(play(alone, users, seconds=seconds, span_s=seconds / _PARTS, warm_s=warm_s, role=role))
         seen((number + 1) / len(rates))
     return _response(rates, stories)
+
+
+def settled_s(scene: Scene, role: ReplicaRole | None = None) -> float:
+    """Seconds after which a replica that begins with no rollout does what it goes on doing: its guard gives seats one
+    after the other, up to all of them, and takes back what was too many when it has seen it.
+
+    Raises ConfigError where that takes longer than a load is simulated for.
+    """
+    slo = scene.options.slo
+    if not slo.guards or role is not None or scene.options.harvest.max_seats == 0:
+        return _WARM_S
+    seconds = 1 / slo.increase_per_s + slo.window_s
+    if seconds > _MOST_SECONDS:
+        least = 1 / (_MOST_SECONDS - slo.window_s)
+        raise ConfigError(
+            f"fleet.slo.increase_per_s={slo.increase_per_s:g}: the guard has given all seats after {seconds:.0f} s,"
+            f" more than the {_MOST_SECONDS:g} s that are simulated before anything counts; raise it to {least:.2g}"
+        )
+    return max(_WARM_S, seconds)
 
 
 def levels(met: Array, *, most: float) -> Array:

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 import deploy.simulation.outcome as outcome_module
+import deploy.simulation.response as response_module
 from deploy.simulation.day import TICK_S, Day, fleet_at_start
 from deploy.simulation.engine_model import EngineModel
 from deploy.simulation.learner import Learner
+from deploy.simulation.live import Story, play
 from deploy.simulation.outcome import Outcome, beside_users_alone, simulate, users_alone, way_for
 from deploy.simulation.report import as_json, sweep_table, table
-from deploy.simulation.response import Response, levels
+from deploy.simulation.response import Response, levels, respond, served_s, settled_s
 from deploy.simulation.scene import Scene
 from deploy.simulation.sweep import best, choice, variants
 from deploy.simulation.trace import Load, RatePoint
@@ -156,6 +158,55 @@ def test_rare_users_are_as_well_off_as_those_of_the_lowest_level_that_has_some()
     assert found.users == 30
     assert found.attainment is not None
     assert found.attainment < 0.9
+
+
+def test_loads_are_looked_at_when_a_slow_guard_has_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    warmed: list[float] = []
+
+    def recorded(*given: Any, warm_s: float, **named: Any) -> Story:
+        warmed.append(warm_s)
+        return play(*given, warm_s=warm_s, **{**named, "seconds": 10.0, "span_s": 1.0})
+
+    monkeypatch.setattr(response_module, "play", recorded)
+    for increase_per_s, seconds in ((0.05, 30.0), (0.02, 60.0)):
+        one = scene(slo=PROMISE.model_dump() | {"increase_per_s": increase_per_s})
+        found = respond(one, np.array([0.01]), push_every_s=None, prompt=8, tokens=8, seen=lambda _: None)
+        assert warmed[-1] == pytest.approx(seconds, abs=0.1)
+        assert found.limit_L[0] > 0.8 * 32
+    with pytest.raises(ConfigError, match=r"increase_per_s=0.001: .*after 1010 s, more than the 960 s"):
+        settled_s(scene(slo=PROMISE.model_dump() | {"increase_per_s": 0.001}))
+
+
+def test_a_short_trace_harvests_at_the_pace_of_a_long_one() -> None:
+    lines = [RatePoint(0, 0.5, 64, 48)]
+    slow = replace(scene(1, slo=PROMISE.model_dump() | {"increase_per_s": 0.02}), push_every_s=None)
+    short, long = (
+        simulate(slow, lambda: lines, seconds=seconds, way="requests", progress=lambda *_: None)
+        for seconds in (40.0, 400.0)
+    )
+    assert short.tokens_per_day == pytest.approx(long.tokens_per_day, rel=0.1)
+    assert short.users == pytest.approx(20, rel=0.4)
+
+
+def test_windows_are_by_the_time_of_the_trace_and_not_of_its_warm_up() -> None:
+    budget = {"windows": ["00:00-00:01"], "extra_replicas": 1}
+    scaled = {"min_replicas": 1, "max_replicas": 2, "rollout_budget": budget, "upscale_delay_s": 0}
+    model = EngineModel(start_s=0.0)
+    found = simulate(
+        replace(scene(2, autoscaling=scaled), model=model),
+        lambda: [RatePoint(0, 0.1, 64, 48)],
+        seconds=100.0,
+        way="requests",
+        progress=lambda *_: None,
+    )
+    assert found.parts.replicas[1:5] == pytest.approx(np.full(4, 2.0))
+    assert found.parts.replicas[7:] == pytest.approx(np.full(3, 1.0))
+
+
+def test_prompts_take_of_what_a_replica_serves() -> None:
+    model = EngineModel(prefill_token_s=0.001)
+    few, many = (served_s(replace(scene(), model=model), prompt, 50) for prompt in (24, 2024))
+    assert 1 / many - 1 / few == pytest.approx(2.0)  # seconds of a replica: prompts are computed one after the other
 
 
 def test_where_answers_are_long_few_users_have_levels_of_their_own() -> None:
