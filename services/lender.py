@@ -255,7 +255,7 @@ def _idle(beats: Sequence[Heartbeat]) -> bool:
 def chosen(
     beats: Sequence[Heartbeat], lent: Collection[str], count: int, silent: Collection[str] = ()
 ) -> frozenset[str]:
-    """Which `count` replicas are lent: first those of `lent`, then those that serve the fewest users.
+    """Which `count` replicas are lent: first those of `lent`, then those that serve the fewest users, the oldest first.
 
     Of the lent ones first those stay whose recall costs most: a replica that is not emptied yet comes back at no cost,
     one that holds many samples has the most to compute again, one that an evaluation is held at would lose it.
@@ -286,7 +286,14 @@ def _serves(beat: Heartbeat, silent: Collection[str]) -> bool:
     return beat.role is ReplicaRole.SERVING and beat.replica not in silent
 
 
-def _worth_keeping(beat: Heartbeat) -> tuple[bool, bool, int, int, str]:
-    """Smallest first."""
+def _worth_keeping(beat: Heartbeat) -> tuple[bool, bool, int, int, float, str]:
+    """Smallest first; of equals the oldest, since Serve takes the newest away when users need fewer."""
     harvests = beat.role is ReplicaRole.ROLLOUT
-    return (beat.pinned is None, not harvests, -beat.seats_rollouts, beat.seats_users, beat.replica)
+    return (
+        beat.pinned is None,
+        not harvests,
+        -beat.seats_rollouts,
+        beat.seats_users,
+        beat.started_at,
+        beat.replica,
+    )

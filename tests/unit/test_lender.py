@@ -390,6 +390,11 @@ def test_those_with_the_fewest_users_are_lent() -> None:
     assert chosen(beats, (), 2) == {"b", "c"}
 
 
+def test_of_those_without_users_the_oldest_are_lent_since_serve_takes_the_newest_away() -> None:
+    beats = [beat("a", started_at=9.0), beat("b", started_at=3.0), beat("c", started_at=5.0)]
+    assert chosen(beats, (), 2) == {"b", "c"}
+
+
 def test_those_that_are_lent_stay_so_and_the_dearest_to_call_back_stay_longest() -> None:
     beats = [
         beat("serving"),
