@@ -145,8 +145,8 @@ class Predicted:
 
     attainment: float | None
     harvest_s: float
-    ttft_p50_s: float | None
-    tpot_p50_s: float | None
+    ttft_s: Percentiles
+    tpot_s: Percentiles
 
 
 def predict(bench: Bench, cell: Cell, model: EngineModel, *, seconds: float, seeds: int = 1) -> Predicted:
@@ -167,8 +167,8 @@ def predict(bench: Bench, cell: Cell, model: EngineModel, *, seconds: float, see
     return Predicted(
         attainment=None if None in shares else sum(share or 0.0 for share in shares) / seeds,
         harvest_s=sum(story.parts.harvest_s for story in stories) / seeds,
-        ttft_p50_s=percentile(waits, 0.5),
-        tpot_p50_s=percentile(paces, 0.5),
+        ttft_s=Percentiles(p50=percentile(waits, 0.5), p95=percentile(waits, 0.95)),
+        tpot_s=Percentiles(p50=percentile(paces, 0.5), p95=percentile(paces, 0.95)),
     )
 
 
