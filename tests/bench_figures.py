@@ -49,7 +49,8 @@ def figures(engine: EngineModel, *, arms: Sequence[str], loads: Sequence[str], s
 def _cell(bench: Bench, engine: EngineModel, arm: str, load: str, seconds: float) -> dict[str, Any]:
     rate = 0.0 if not load else CAPACITY * (0.8 if load == "day" else float(load) / 100)
     empty: dict[str, list[float]] = {"seconds": [], "users_s": [], "seats_rollouts": []}
-    base: dict[str, Any] = {"arm": arm, "load": load, "seats": None, "rate": rate, "seconds": seconds, "requests": 0}
+    seats = SEATS // 2 if arm == "constant" else None
+    base: dict[str, Any] = {"arm": arm, "load": load, "seats": seats, "rate": rate, "seconds": seconds, "requests": 0}
     base |= {"harvested_tokens_s": 0.0, "pushes": _pushes(engine), "series": empty}
     scene = replace(scene_of(bench, Cell.model_validate(base), engine), seed=SEED + 77)
     users = constant(rate, seconds=10 + seconds, prompt=USER_PROMPT, tokens=USER_TOKENS, seed=SEED)

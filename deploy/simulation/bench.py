@@ -110,6 +110,12 @@ class _Plan(BaseModel):
     prefill_chunk: int = 64
     first_token_steps: int = 0
     warm_s: float = 10.0
+    first_warm_s: float = 0.0
+
+    @property
+    def settled_s(self) -> float:
+        """Before a simulated cell's time counts: its guard begins anew, as that of the run's first round did."""
+        return max(self.warm_s, self.first_warm_s)
 
 
 class _Targets(BaseModel):
@@ -145,8 +151,8 @@ class Predicted:
 
     attainment: float | None
     harvest_s: float
-    ttft_p50_s: float | None
-    tpot_p50_s: float | None
+    ttft_s: Percentiles
+    tpot_s: Percentiles
 
 
 def predict(bench: Bench, cell: Cell, model: EngineModel, *, seconds: float, seeds: int = 1) -> Predicted:
@@ -157,7 +163,7 @@ def predict(bench: Bench, cell: Cell, model: EngineModel, *, seconds: float, see
             _users(bench, cell),
             seconds=min(seconds, cell.seconds),
             span_s=min(seconds, cell.seconds) / _PARTS,
-            warm_s=bench.plan.warm_s,
+            warm_s=bench.plan.settled_s,
         )
         for number in range(seeds)
     ]
@@ -167,8 +173,8 @@ def predict(bench: Bench, cell: Cell, model: EngineModel, *, seconds: float, see
     return Predicted(
         attainment=None if None in shares else sum(share or 0.0 for share in shares) / seeds,
         harvest_s=sum(story.parts.harvest_s for story in stories) / seeds,
-        ttft_p50_s=percentile(waits, 0.5),
-        tpot_p50_s=percentile(paces, 0.5),
+        ttft_s=Percentiles(p50=percentile(waits, 0.5), p95=percentile(waits, 0.95)),
+        tpot_s=Percentiles(p50=percentile(paces, 0.5), p95=percentile(paces, 0.95)),
     )
 
 
@@ -211,7 +217,7 @@ def _arm(cell: Cell) -> tuple[dict[str, Any], bool]:
 
 def _users(bench: Bench, cell: Cell) -> Iterator[Arrival]:
     """Those of the warm-up come at the rate of the first to be measured."""
-    seed, warm_s = bench.plan.seed, bench.plan.warm_s
+    seed, warm_s = bench.plan.seed, bench.plan.settled_s
     until = warm_s + cell.seconds
     prompt, tokens = bench.plan.user_prompt, bench.plan.user_tokens
     if not cell.requests:

@@ -1,32 +1,50 @@
 """An engine's model from a measured run: that with which the simulator repeats what was measured at one load.
 
 idle users -> a step of one sequence, and beyond it and the prompt the way to the engine
-rollouts alone and the cells of one load -> steps of more, and how much longer the way to the engine is then
+rollouts alone and the cells of one load -> steps of more, how much longer the way to the engine is then, and how far
+                                            the slowest users are from the median one
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 
-from deploy.simulation.bench import Bench, Cell, predict
+from deploy.simulation.bench import Bench, Cell, Percentiles, Predicted, predict
 from deploy.simulation.engine_model import EngineModel
+from deploy.simulation.tails import Tails, spread, with_tails
 from rollout.errors import ConfigError
 
-_Z95 = 1.645
-_ROUNDS = 3
-_SECONDS = 90.0
-"""Of each cell, a round."""
+_ROUNDS = (0.1, 0.3, 0.6)
+"""Shares of the time: the last round has the last word, and its chance is that of the answer."""
+_SECONDS = 540.0
+"""Of each cell, in all rounds."""
 _ALIKE = 1.25
 """Batches whose sizes are not farther apart share a point."""
 _MOST_MISSED = 1.0
 """Logarithm by which one round moves a point at most."""
+_STEADY = ("users", "constant")
+"""Arms of which the batch has no other spread than that of users who come and go: a guard's seats have their own."""
+_LONGER = 2.0
+"""Times an answer's length that the engine's speed lasts: what changes within one is not in the spread of paces."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeated:
+    """A cell, simulated with as many rollouts as were measured: a guard would make up for steps that are wrong."""
+
+    cell: Cell
+    batch: float
+    harvest_s: float
+    ttft_s: Percentiles
+    tpot_s: Percentiles
 
 
 def calibrate(
     bench: Bench, *, at: str, progress: Callable[[str, float], None], seconds: float = _SECONDS
 ) -> EngineModel:
-    """By the cells of load `at` and those without users, of which a round simulates so many `seconds` each. Raises
+    """By the cells of load `at` and those without users, of which so many `seconds` each are simulated. Raises
     ConfigError where there are none."""
     once = [cell for cell in bench.cells.values() if not cell.again]
     cells = [cell for cell in once if cell.load == at or cell.arm == "rollouts"]
@@ -34,11 +52,10 @@ def calibrate(
         known = sorted({cell.load for cell in bench.cells.values() if cell.load})
         raise ConfigError(f"--load {at}: not in the run, whose loads are {', '.join(known) or 'none'}")
     model = _first(bench, cells)
-    for turn in range(_ROUNDS):
-        model = _closer(bench, cells, model, seconds)
-        progress("calibrating", (turn + 1) / (_ROUNDS + 1))
-    model = _with_crowded_door(bench, cells, model, seconds)
-    progress("calibrating", 1.0)
+    for turn, share in enumerate(_ROUNDS, start=1):
+        repeated = [_repeated(bench, cell, model, share * seconds) for cell in cells]
+        model = with_tails(_with_crowded_door(_with_steps(model, repeated), repeated), _tails(repeated))
+        progress("calibrating", sum(_ROUNDS[:turn]))
     return model
 
 
@@ -49,14 +66,16 @@ def _first(bench: Bench, cells: Sequence[Cell]) -> EngineModel:
         raise ConfigError("idle: the run has no latencies of users alone, one at a time")
     door_s = max(1e-4, first_s - token_s - bench.plan.user_prompt * bench.idle.prefill_token_s)
     late_s = max(0.0, (bench.idle.ttft_s.p95 or first_s) - first_s)
+    answer_s = bench.plan.user_tokens * max((cell.tpot_s.p50 or 0.0 for cell in cells), default=0.0)
     pause_s = _mean(cell.pushes.pause_s.p50 for cell in cells)
     arrive_s = _mean(cell.pushes.seconds.p50 for cell in cells) - pause_s
     return EngineModel(
         decode_s=_rising(_points(bench, cells, token_s)),
         prefill_token_s=bench.idle.prefill_token_s,
         door_s=door_s,
-        door_spread=min(1.0, math.log1p(late_s / door_s) / _Z95),
-        drift=min(1.0, max(0.0, math.log((bench.idle.tpot_s.p95 or token_s) / token_s)) / _Z95),
+        door_spread=spread(door_s + late_s, door_s),
+        drift=spread(bench.idle.tpot_s.p95 or token_s, token_s),
+        drift_s=max(EngineModel().drift_s, _LONGER * answer_s),
         pause_s=pause_s,
         arrive_s=max(0.0, arrive_s),
         arrive_slowness=max(1.0, _slowness(cells)),
@@ -97,40 +116,26 @@ def _measured(cell: Cell) -> float | None:
     return cell.rollouts / cell.harvested_tokens_s if cell.harvested_tokens_s else None
 
 
-def _closer(bench: Bench, cells: Sequence[Cell], model: EngineModel, seconds: float) -> EngineModel:
-    """Steps longer or shorter where the simulated cells were too fast or too slow; that of one sequence is known."""
-    misses = [
-        (cell.batch(bench.plan.user_tokens), miss)
-        for cell in cells
-        if (miss := _miss(bench, cell, model, seconds)) is not None
-    ]
-    first, *others = model.decode_s
-    steps = [first]
-    for size, step_s in others:
-        near = [miss for batch, miss in misses if 1 / _ALIKE <= batch / size <= _ALIKE]
-        steps.append((size, step_s * math.exp(sum(near) / len(near)) if near else step_s))
-    return model.model_copy(update={"decode_s": _rising(steps)})
+def _repeated(bench: Bench, cell: Cell, model: EngineModel, seconds: float) -> _Repeated:
+    seeds = max(1, round(seconds / cell.seconds))
+    shares = [(weight, predict(bench, held, model, seconds=seconds, seeds=seeds)) for weight, held in _held(cell)]
 
+    def mean(figure: Callable[[Predicted], float | None]) -> float:
+        return sum(weight * (figure(predicted) or 0.0) for weight, predicted in shares)
 
-def _miss(bench: Bench, cell: Cell, model: EngineModel, seconds: float) -> float | None:
-    """Logarithm of measured beside simulated time between tokens, with as many rollouts as were measured: a guard would
-    make up for steps that are wrong."""
-    tpot_s, harvest_s = 0.0, 0.0
-    for weight, held in _held(cell):
-        predicted = predict(bench, held, model, seconds=seconds)
-        tpot_s += weight * (predicted.tpot_p50_s or 0.0)
-        harvest_s += weight * predicted.harvest_s
-    found = []
-    if cell.tpot_s.p50 and tpot_s:
-        found.append(math.log(cell.tpot_s.p50 / tpot_s))
-    if cell.harvested_tokens_s and harvest_s and cell.arm != "users":
-        found.append(math.log(harvest_s / cell.harvested_tokens_s))
-    return max(-_MOST_MISSED, min(_MOST_MISSED, sum(found) / len(found))) if found else None
+    return _Repeated(
+        cell=cell,
+        batch=cell.batch(bench.plan.user_tokens),
+        harvest_s=mean(lambda one: one.harvest_s),
+        ttft_s=Percentiles(p50=mean(lambda one: one.ttft_s.p50), p95=mean(lambda one: one.ttft_s.p95)),
+        tpot_s=Percentiles(p50=mean(lambda one: one.tpot_s.p50), p95=mean(lambda one: one.tpot_s.p95)),
+    )
 
 
 def _held(cell: Cell) -> list[tuple[float, Cell]]:
-    """The cell with its mean of rollouts held all the time: that between the two whole numbers beside it, weighted."""
-    if cell.arm in {"users", "rollouts"}:
+    """The cell with its mean of rollouts held all the time, where their number is not a setting: that between the two
+    whole numbers beside it, weighted."""
+    if cell.arm in {"users", "rollouts", "constant"}:
         return [(1.0, cell)]
     fewer = math.floor(cell.rollouts)
     above = cell.rollouts - fewer
@@ -140,17 +145,45 @@ def _held(cell: Cell) -> list[tuple[float, Cell]]:
     ]
 
 
-def _with_crowded_door(bench: Bench, cells: Sequence[Cell], model: EngineModel, seconds: float) -> EngineModel:
+def _with_steps(model: EngineModel, repeated: Sequence[_Repeated]) -> EngineModel:
+    """Steps longer or shorter where the simulated cells were too fast or too slow; that of one sequence is known."""
+    misses = [(one.batch, miss) for one in repeated if (miss := _miss(one)) is not None]
+    first, *others = model.decode_s
+    steps = [first]
+    for size, step_s in others:
+        near = [miss for batch, miss in misses if 1 / _ALIKE <= batch / size <= _ALIKE]
+        steps.append((size, step_s * math.exp(sum(near) / len(near)) if near else step_s))
+    return model.model_copy(update={"decode_s": _rising(steps)})
+
+
+def _miss(one: _Repeated) -> float | None:
+    """Logarithm of measured beside simulated time between tokens."""
+    cell, found = one.cell, []
+    if cell.tpot_s.p50 and one.tpot_s.p50:
+        found.append(math.log(cell.tpot_s.p50 / one.tpot_s.p50))
+    if cell.harvested_tokens_s and one.harvest_s and cell.arm != "users":
+        found.append(math.log(one.harvest_s / cell.harvested_tokens_s))
+    return max(-_MOST_MISSED, min(_MOST_MISSED, sum(found) / len(found))) if found else None
+
+
+def _with_crowded_door(model: EngineModel, repeated: Sequence[_Repeated]) -> EngineModel:
     """The way to the engine longer by as much for each sequence in it as fits best (least squares) what is missing of
     users' median wait. Users come by themselves, so that it moves their first tokens and little else."""
     products, squares = 0.0, 0.0
-    for cell in (cell for cell in cells if cell.requests and cell.arm != "unguarded" and cell.ttft_s.p50):
-        batch = cell.batch(bench.plan.user_tokens)
-        shares = [(weight, predict(bench, held, model, seconds=seconds)) for weight, held in _held(cell)]
-        wait_s = sum(weight * (predicted.ttft_p50_s or 0.0) for weight, predicted in shares)
-        products += batch * ((cell.ttft_s.p50 or 0.0) - wait_s)
-        squares += batch**2
-    return model.model_copy(update={"door_sequence_s": max(0.0, products / squares) if squares else 0.0})
+    for one in (one for one in repeated if one.cell.requests and one.cell.arm != "unguarded"):
+        if one.cell.ttft_s.p50 is not None:
+            products += one.batch * (one.cell.ttft_s.p50 - (one.ttft_s.p50 or 0.0))
+            squares += one.batch**2
+    more_s = products / squares if squares else 0.0
+    return model.model_copy(update={"door_sequence_s": max(0.0, model.door_sequence_s + more_s)})
+
+
+def _tails(repeated: Sequence[_Repeated]) -> list[Tails]:
+    return [
+        Tails(one.batch, one.cell.ttft_s, one.cell.tpot_s, one.ttft_s, one.tpot_s)
+        for one in repeated
+        if one.cell.requests and one.cell.arm in _STEADY
+    ]
 
 
 def _rising(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:

@@ -4,9 +4,13 @@ import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from deploy.simulation.engine_model import EngineModel
 from services.first_token_turns import FirstTokenTurns
+
+_NORMAL = NormalDist()
+_STRATA, _LEAST = 16, 1e-6
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +60,7 @@ class Engine:
         self._turns = FirstTokenTurns(most=first_token_steps)
         self._source = random.Random(seed)
         self._drifted, self._drifts_at = 1.0, 0.0
+        self._strata: list[int] = []
         self._step: _Step | None = None
         self.running: list[Sequence] = []
         self.generated = 0
@@ -106,8 +111,16 @@ class Engine:
             budget -= parts[sequence]
         return parts
 
+    def _deviation(self) -> float:
+        """Normally distributed, stratified: a time of so many draws has fast and slow ones as they are to be expected,
+        and what is simulated for minutes is not at the mercy of a few."""
+        if not self._strata:
+            self._strata = self._source.sample(range(_STRATA), _STRATA)
+        share = (self._strata.pop() + self._source.random()) / _STRATA
+        return _NORMAL.inv_cdf(min(1 - _LEAST, max(_LEAST, share)))
+
     def _drift(self, now: float) -> float:
         if now >= self._drifts_at:
-            self._drifted = math.exp(self._source.gauss(0.0, self._model.drift))
+            self._drifted = math.exp(self._model.drift * self._deviation())
             self._drifts_at = now + self._model.drift_s
         return self._drifted

@@ -74,6 +74,8 @@ class EngineModel(Settings):
     """Standard deviation of the logarithm of that way."""
     door_sequence_s: float = Field(default=0.0, ge=0)
     """More of it for each sequence that the engine works on: who carries requests and tokens shares its cores."""
+    door_sequence_spread: float = Field(default=0.0, ge=0, le=1)
+    """More of `door_spread` for each sequence that the engine works on."""
     drift: float = Field(default=0.05, ge=0, le=3)
     """Standard deviation of the logarithm of the engine's slowness, which changes every `drift_s`."""
     drift_s: float = Field(default=2.0, gt=0)
@@ -104,6 +106,14 @@ class EngineModel(Settings):
             if many <= few or long < short:
                 raise ValueError(f"decode_s: ({many}, {long:g}) after ({few}, {short:g}); both have to rise")
         return points
+
+    def way_s(self, running: float) -> float:
+        """Median of the way from a user to the engine and back, beside so many sequences in it."""
+        return self.door_s + self.door_sequence_s * running
+
+    def way_spread(self, running: float) -> float:
+        """Standard deviation of the logarithm of that way."""
+        return self.door_spread + self.door_sequence_spread * running
 
     def step_tokens(self, given: int | None) -> int:
         """Most of one step, where the settings say `given`."""

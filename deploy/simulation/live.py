@@ -136,13 +136,13 @@ class _Live:
     def _next_user(self) -> None:
         if (user := next(self._users, None)) is None:
             return
-        slowness = math.exp(self._source.gauss(0.0, self._scene.model.door_spread))
-        self._at(user.time, partial(self._come, user, slowness))
+        self._at(user.time, partial(self._come, user, self._source.gauss(0.0, 1.0)))
 
-    def _come(self, user: Arrival, slowness: float) -> None:
+    def _come(self, user: Arrival, deviation: float) -> None:
+        """`deviation` of the logarithm of the way from its mean, in standard deviations."""
         model = self._scene.model
         running = sum(len(replica.engine.running) for replica in self._replicas) / max(1, len(self._replicas))
-        way_s = slowness * (model.door_s + model.door_sequence_s * running)
+        way_s = math.exp(deviation * model.way_spread(running)) * model.way_s(running)
         self._ways.add(way_s)
         if self._now + way_s < self._end:
             self._at(self._now + way_s, partial(self._arrive, user))

@@ -30,6 +30,10 @@ class Compared:
     harvest_s: float | None
     """Tokens a second; None of an arm that has no rollouts."""
     harvest_predicted_s: float
+    ttft_p95_s: float | None = None
+    ttft_p95_predicted_s: float | None = None
+    tpot_p95_s: float | None = None
+    tpot_p95_predicted_s: float | None = None
 
     @property
     def attainment_missed(self) -> float | None:
@@ -98,13 +102,20 @@ def _compared(bench: Bench, key: str, cell: Cell, model: EngineModel) -> Compare
         attainment_predicted=predicted.attainment,
         harvest_s=None if cell.arm == "users" else cell.harvested_tokens_s,
         harvest_predicted_s=predicted.harvest_s,
+        ttft_p95_s=cell.ttft_s.p95,
+        ttft_p95_predicted_s=predicted.ttft_s.p95,
+        tpot_p95_s=cell.tpot_s.p95,
+        tpot_p95_predicted_s=predicted.tpot_s.p95,
     )
 
 
 def validation_table(found: Sequence[Compared]) -> str:
     """Markdown, a cell a line."""
-    head = "| cell | SLO % measured (interval) | predicted | harvest tok/s measured | predicted | missed by | holds |"
-    lines = [head, "| --- " * 7 + "|", *(_row(one) for one in found)]
+    columns = (
+        *("cell", "SLO % measured (interval)", "predicted", "harvest tok/s measured", "predicted"),
+        *("TTFT p95 ms measured", "predicted", "TPOT p95 ms measured", "predicted", "missed by", "holds"),
+    )
+    lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|", *(_row(one) for one in found)]
     bars = (
         f"bars: {100 * ATTAINMENT_BAR:g} points and {100 * HARVEST_BAR:g} % of the harvest, for {' and '.join(_BARRED)}"
     )
@@ -123,6 +134,7 @@ def _row(one: Compared) -> str:
         f"{_percent(one.attainment)}{bounds}",
         _percent(one.attainment_predicted),
         *(("", "") if one.harvest_s is None else (f"{one.harvest_s:.0f}", f"{one.harvest_predicted_s:.0f}")),
+        *(_ms(s) for s in (one.ttft_p95_s, one.ttft_p95_predicted_s, one.tpot_p95_s, one.tpot_p95_predicted_s)),
         ", ".join(filter(None, missed)),
         ("yes" if one.holds else "no") if one.barred else "not asked",
     )
@@ -131,3 +143,7 @@ def _row(one: Compared) -> str:
 
 def _percent(share: float | None) -> str:
     return "none" if share is None else f"{100 * share:.1f}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1000 * seconds:.0f}"

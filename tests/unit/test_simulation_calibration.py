@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from deploy.simulation.bench import Bench, read_bench
+from deploy.simulation.bench import Bench, Percentiles, predict, read_bench
 from deploy.simulation.calibration import calibrate
 from deploy.simulation.engine_model import EngineModel, read_engine
+from deploy.simulation.tails import Tails, with_tails
 from deploy.simulation.validation import ATTAINMENT_BAR, HARVEST_BAR, Compared, compare, validate, validation_table
 from rollout.errors import ConfigError
 from tests.bench_figures import figures
@@ -24,6 +25,9 @@ TRUTH = EngineModel(
 )
 
 
+WITH_TAILS = TRUTH.model_copy(update={"drift": 0.2, "drift_s": 4.0, "door_spread": 0.15, "door_sequence_spread": 0.02})
+
+
 def silent(_what: str, _share: float) -> None:
     """Hears nothing."""
 
@@ -35,7 +39,7 @@ def content() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def found(content: dict[str, Any]) -> EngineModel:
-    return calibrate(Bench.model_validate(content), at="50", progress=silent, seconds=60.0)
+    return calibrate(Bench.model_validate(content), at="50", progress=silent, seconds=180.0)
 
 
 def test_the_engine_is_found_again(found: EngineModel) -> None:
@@ -46,13 +50,53 @@ def test_the_engine_is_found_again(found: EngineModel) -> None:
     assert found.door_sequence_s == pytest.approx(TRUTH.door_sequence_s, rel=0.4)
 
 
+def test_the_slowest_users_of_the_load_are_found_again() -> None:
+    measured = Bench.model_validate(figures(WITH_TAILS, arms=("users", "constant"), loads=("50",), seconds=400.0))
+    model = calibrate(measured, at="50", progress=silent)
+    assert model.drift == pytest.approx(WITH_TAILS.drift, rel=0.3)
+    assert model.door_sequence_spread == pytest.approx(WITH_TAILS.door_sequence_spread, rel=0.4)
+    for cell in measured.cells.values():
+        found = predict(measured, cell, model, seconds=cell.seconds, seeds=4)
+        for real, foretold in ((cell.ttft_s, found.ttft_s), (cell.tpot_s, found.tpot_s)):
+            assert foretold.p95 == pytest.approx(real.p95, rel=0.1)
+
+
+def test_a_run_without_tails_gives_an_engine_without_them(found: EngineModel) -> None:
+    assert found.drift < 0.1
+    assert found.door_sequence_spread < 0.005
+
+
+def tails(ttft: tuple[float, float], tpot: tuple[float, float]) -> Tails:
+    """As simulated, and 1.2 times as far apart as that measured."""
+    wide = [Percentiles(p50=p50, p95=p50 + 1.2 * (p95 - p50)) for p50, p95 in (ttft, tpot)]
+    return Tails(10.0, *wide, *(Percentiles(p50=p50, p95=p95) for p50, p95 in (ttft, tpot)))
+
+
+def test_where_users_are_farther_apart_than_simulated_ones_spreads_grow_else_they_stay() -> None:
+    one = tails((0.1, 0.12), (0.03, 0.036))
+    wider = with_tails(TRUTH, [one])
+    assert wider.drift > TRUTH.drift
+    assert wider.door_sequence_spread > 0
+    alike = Tails(10.0, one.ttft_s, one.tpot_s, one.ttft_s, one.tpot_s)
+    assert with_tails(TRUTH, [alike]).drift == pytest.approx(TRUTH.drift)
+    assert with_tails(TRUTH, [alike]).door_sequence_spread == pytest.approx(0.0, abs=1e-9)
+    narrower = Tails(10.0, one.simulated_ttft_s, one.simulated_tpot_s, one.ttft_s, one.tpot_s)
+    assert with_tails(TRUTH, [narrower]).drift < TRUTH.drift
+    assert with_tails(TRUTH, []) == TRUTH
+    unknown = Tails(10.0, Percentiles(), Percentiles(), one.ttft_s, one.tpot_s)
+    assert with_tails(TRUTH, [unknown]) == TRUTH
+
+
 def test_another_load_is_foretold(content: dict[str, Any], found: EngineModel) -> None:
     compared = compare(Bench.model_validate(content), found, at="50", progress=silent)
     assert [one.cell for one in compared] == ["users@80", "guard@80"]
     guard = compared[1]
     assert guard.harvest_missed is not None
     assert abs(guard.harvest_missed) < 0.2
-    assert "| guard@80 |" in validation_table(compared)
+    line = next(row for row in validation_table(compared).splitlines() if "| guard@80 |" in row)
+    assert guard.ttft_p95_s is not None
+    assert f"| {1000 * guard.ttft_p95_s:.0f} |" in line
+    assert guard.tpot_p95_predicted_s == pytest.approx(guard.tpot_p95_s, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -159,5 +203,6 @@ def test_idle_users_whose_slowest_are_recorded_as_fast_have_no_spread(content: d
     changed = json.loads(json.dumps(content))
     for figure in ("ttft_s", "tpot_s"):
         changed["idle"][figure]["p95"] = 0.5 * changed["idle"][figure]["p50"]
+    changed["cells"] = {name: cell for name, cell in changed["cells"].items() if not name.startswith("users")}
     model = calibrate(Bench.model_validate(changed), at="50", progress=silent, seconds=5.0)
     assert (model.drift, model.door_spread) == (0.0, 0.0)

@@ -1,0 +1,85 @@
+"""How far the slowest users lie from the median one: spreads of the engine's speed and of the way to it, from both.
+
+What a simulated cell has too little of is added to the variance that the model has already, of logarithms (TPOT) or of
+seconds (TTFT): the crowds and prompts that users meet have theirs, and the simulated users meet them too.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deploy.simulation.bench import Percentiles
+from deploy.simulation.engine_model import EngineModel
+
+Z95 = 1.645
+_MOST = 1.0
+"""Of a spread, and of the part of one that each sequence adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tails:
+    """Of the users of one cell, measured and simulated."""
+
+    batch: float
+    """Sequences in the engine."""
+    ttft_s: Percentiles
+    tpot_s: Percentiles
+    simulated_ttft_s: Percentiles
+    simulated_tpot_s: Percentiles
+
+
+def with_tails(model: EngineModel, cells: Sequence[Tails]) -> EngineModel:
+    """Spreads with which the simulated 95th percentiles come nearer to the measured ones; as they are without cells."""
+    return model.model_copy(
+        update={"drift": _drift(model.drift, cells), "door_sequence_spread": _door_sequence_spread(model, cells)}
+    )
+
+
+def spread(slowest: float, typical: float) -> float:
+    """Standard deviation of the logarithm of what has this 95th percentile and this median.
+
+    >>> round(spread(1.2, 1.0), 3), spread(0.9, 1.0)
+    (0.111, 0.0)
+    """
+    return min(_MOST, max(0.0, math.log(slowest / typical)) / Z95)
+
+
+def _drift(before: float, cells: Sequence[Tails]) -> float:
+    found = [
+        _log_gap(measured) ** 2 - _log_gap(simulated) ** 2
+        for measured, simulated in ((cell.tpot_s, cell.simulated_tpot_s) for cell in cells)
+        if _known(measured) and _known(simulated)
+    ]
+    missing = sum(found) / len(found) / Z95**2 if found else 0.0
+    return math.sqrt(min(_MOST, max(0.0, before**2 + missing)))
+
+
+def _door_sequence_spread(model: EngineModel, cells: Sequence[Tails]) -> float:
+    """By least squares, beside what the way of idle users has."""
+    products = squares = 0.0
+    for cell in cells:
+        if not (_known(cell.ttft_s) and _known(cell.simulated_ttft_s)):
+            continue
+        products += cell.batch * (_door_spread(model, cell) - model.door_spread)
+        squares += cell.batch**2
+    return min(_MOST, max(0.0, products / squares)) if squares else model.door_sequence_spread
+
+
+def _door_spread(model: EngineModel, cell: Tails) -> float:
+    """Of the way at the cell's batch, so that first tokens are as far apart as they were."""
+    way_s = model.way_s(cell.batch)
+    gap = way_s * math.expm1(Z95 * model.way_spread(cell.batch))
+    wanted = math.sqrt(max(0.0, gap**2 + _gap(cell.ttft_s) ** 2 - _gap(cell.simulated_ttft_s) ** 2))
+    return math.log1p(wanted / way_s) / Z95 if way_s else 0.0
+
+
+def _known(found: Percentiles) -> bool:
+    return bool(found.p50 and found.p95)
+
+
+def _gap(found: Percentiles) -> float:
+    return max(0.0, (found.p95 or 0.0) - (found.p50 or 0.0))
+
+
+def _log_gap(found: Percentiles) -> float:
+    return max(0.0, math.log((found.p95 or 1.0) / (found.p50 or 1.0)))
