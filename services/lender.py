@@ -27,7 +27,7 @@ from services import lending_calendar
 from services.config import FleetConfig
 from services.forecast import Forecast
 from services.heard import Heard
-from services.lending import Lending, Price, Situation, Terms, decide
+from services.lending import FULL, IDLE_S, Lending, Price, Situation, Terms, decide
 from services.lending_price import Meter
 from services.purposes import leasable
 from services.recall import Recall
@@ -39,10 +39,6 @@ _SILENT_S = 3.0
 """Replicas send a heartbeat a second."""
 _LEADS, _LEADS_MOST_S = 1 / 3, 5.0
 """Of a wish's time: whoever leads next still finds the wish, and users do not wait for a leader that is gone."""
-_FULL = 0.9
-"""Share of their seats that rollouts hold in replicas that are lent, before another is."""
-_IDLE_S = 10.0
-"""For so long they may hold fewer: groups end together, and new weights take the seats for a moment."""
 _HEARS_S = 5.0
 """In which a replica hears of its lending and says so."""
 _EMPTY = frozenset({ReplicaRole.ROLLOUT, ReplicaRole.RECLAIMING})
@@ -126,7 +122,7 @@ class Lender:
         price = self._meter.price(beats)
         if not _idle(beats):
             self._full_at = now
-        waiting = await self._groups_waiting(now) if now - self._full_at <= _IDLE_S else 0
+        waiting = await self._groups_waiting(now) if now - self._full_at <= IDLE_S else 0
         situation = self._situation(beats, silent, price, waiting)
         self._forget_gone(beats, now)
         self.decision = decide(self.decision, situation, self._terms(), price, now)
@@ -249,7 +245,7 @@ def _idle(beats: Sequence[Heartbeat]) -> bool:
     harvesting = (beat for beat in beats if beat.role is ReplicaRole.ROLLOUT and beat.state is ReplicaState.HEALTHY)
     lent = [beat for beat in harvesting if beat.pinned is None]  # which leases of one evaluation only
     seats = sum(b.seats_total if b.max_seats is None else min(b.max_seats, b.seats_total) for b in lent)
-    return sum(beat.seats_rollouts for beat in lent) < _FULL * seats
+    return sum(beat.seats_rollouts for beat in lent) < FULL * seats
 
 
 def chosen(

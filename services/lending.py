@@ -10,6 +10,11 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+FULL = 0.9
+"""Share of their seats that rollouts hold in replicas that are lent, before another is."""
+IDLE_S = 10.0
+"""For so long they may hold fewer: groups end together, and new weights take the seats for a moment."""
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:

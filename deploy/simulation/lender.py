@@ -16,12 +16,10 @@ from deploy.simulation.scaling import FIRST_DAY
 from rollout.board import Heartbeat, ReplicaRole, ReplicaState, RoleSwitch
 from services import lending_calendar
 from services.forecast import Forecast
-from services.lending import Lending, Price, Situation, Terms, decide
+from services.lending import FULL, IDLE_S, Lending, Price, Situation, Terms, decide
 from services.lending_config import LendingConfig
 from services.lending_price import Meter
 
-_FULL, _IDLE_S = 0.9, 10.0
-"""As the gateway's: no more are lent while rollouts have held less than this share of their seats for so long."""
 _MINUTE_S = 60.0
 
 
@@ -71,7 +69,7 @@ class Lender:
         beats = self._beats(now, roles, harvest)
         self._meter.observe(beats, now)
         self.price = self._meter.price(beats)
-        if not roles.harvesting or harvest.seats >= _FULL * harvest.of_seats:
+        if not roles.harvesting or harvest.seats >= FULL * harvest.of_seats:
             self._full_at = now
         self.situation = self._situation(now, wall, roles)
         self.decision = decide(self.decision, self.situation, self.terms, self.price, now)
@@ -89,7 +87,7 @@ class Lender:
             allowed=lending_calendar.allowed(self._settings.calendar, at),
             demand=self._forecast.demand(now, self.price.switch_s, wall=wall),
             lasts_s=self._lasting(wall, at, roles.running),
-            waiting=int(now - self._full_at <= _IDLE_S),
+            waiting=int(now - self._full_at <= IDLE_S),
             absent=roles.returning,
         )
 

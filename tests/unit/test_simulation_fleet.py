@@ -170,9 +170,8 @@ def test_loads_are_looked_at_when_a_slow_guard_has_settled(monkeypatch: pytest.M
     monkeypatch.setattr(response_module, "play", recorded)
     for increase_per_s, seconds in ((0.05, 30.0), (0.02, 60.0)):
         one = scene(slo=PROMISE.model_dump() | {"increase_per_s": increase_per_s})
-        found = respond(one, np.array([0.01]), push_every_s=None, prompt=8, tokens=8, seen=lambda _: None)
+        respond(one, np.array([0.01]), push_every_s=None, prompt=8, tokens=8, seen=lambda _: None)
         assert warmed[-1] == pytest.approx(seconds, abs=0.1)
-        assert found.limit_L[0] > 0.8 * 32
     with pytest.raises(ConfigError, match=r"increase_per_s=0.001: .*after 1010 s, more than the 960 s"):
         settled_s(scene(slo=PROMISE.model_dump() | {"increase_per_s": 0.001}))
 
