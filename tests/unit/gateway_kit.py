@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from rollout.board import CurrentVersion, Heartbeat, ReplicaState
+from rollout.board import CurrentVersion, Heartbeat, ReplicaRole, ReplicaState
 from rollout.memory_queue import MemoryQueue
 from rollout.queue import Lease, QueueLimits
 from rollout.types import FinishReason, Group, Purpose, Sample, Segment, Timings, VersionSpan
@@ -132,6 +132,11 @@ def heartbeat(replica: str = "r1", state: ReplicaState = ReplicaState.HEALTHY) -
         rehearsal_gap=0.001,
         user_failures=2,
     )
+
+
+def beat(replica: str, role: ReplicaRole = ReplicaRole.SERVING, **changes: Any) -> Heartbeat:
+    """Of a fleet that lends, with empty seats."""
+    return replace(heartbeat(replica), role=role, **{"seats_users": 0, "seats_rollouts": 0, **changes})
 
 
 @dataclass
