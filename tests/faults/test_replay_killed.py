@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.audited import contradictions
 from tests.replay_kit import replay_config, replay_process, result_of, write_recording
 from tests.tiny_models import build_policy
 from tests.trainer_kit import metrics
@@ -66,7 +67,9 @@ async def killed_and_resumed(twin: TrainConfig, at: Milestone, tmp_path: Path) -
     assert code == -signal.SIGKILL, output
     assert not (config.run_dir / "checkpoints" / "step-00000007").exists()
     assert len(metrics(config.run_dir)) >= 3
+    assert await contradictions(config.run_dir) == []
     assert config.replay is not None
     await daemon._replay(config, config.replay)
+    assert await contradictions(config.run_dir) == []
     assert result_of(config) == result_of(twin)
     assert {line["step"] for line in metrics(config.run_dir)} == {line["step"] for line in metrics(twin.run_dir)}
