@@ -15,7 +15,7 @@ from trainer.run_files import RunFiles, newest_step, read_run
 _SHOWN = 20
 """Problems of a promise, without --json."""
 _LOOKS = 5
-"""A run that goes on may checkpoint between the reading of its directory and that of its server."""
+"""A run that goes on may checkpoint or publish between the reading of its directory and that of its server."""
 
 
 def audit_run(place: RunPlace, *, files_only: bool, as_json: bool) -> int:
@@ -39,10 +39,14 @@ def _both(place: RunPlace) -> tuple[Books, RunFiles]:
     for look in range(_LOOKS):
         files = read_run(place.directory)
         books = asked(place.redis, lambda store: RedisBooks(store, place.run).books(), role="auditor")
-        if newest_step(place.directory) == files.step or files.damages:
+        if files.damages or (newest_step(place.directory) == files.step and _has_current(books, files)):
             break
-        print(f"a checkpoint was written meanwhile; looking again ({look + 1} of {_LOOKS})", file=sys.stderr)
+        print(f"the run went on meanwhile; looking again ({look + 1} of {_LOOKS})", file=sys.stderr)
     return books, files
+
+
+def _has_current(books: Books, files: RunFiles) -> bool:
+    return books.current is None or books.current.version in {manifest.version for manifest in files.manifests}
 
 
 def _held(findings: list[Finding]) -> bool:
