@@ -52,6 +52,8 @@ class Books:
     """Newest fencing token; 0 before the first writer."""
     letters: int
     """Dead letters kept."""
+    identity: str | None = None
+    """By which the run knows its server again."""
 
     def outcome(self, gid: str) -> GroupState | None:
         """How a group ended; None where it has not. Raises KeyError where the server knows none of this name."""

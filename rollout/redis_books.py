@@ -35,7 +35,7 @@ class RedisBooks:
         """One script, during which the server does nothing else: some milliseconds for a thousand submissions. Raises
         StoreUnavailable."""
         answer = await self._store.script("books", f"{self._prefix}ledger")
-        ledger, marks, keys, open_groups, entries, (counter, current), token, letters = answer
+        ledger, marks, keys, open_groups, entries, (counter, current), (token, identity), letters = answer
         return Books(
             run=self._run,
             ledger=ledger_of({name: int(value) for name, value in _pairs(ledger)}),
@@ -45,8 +45,9 @@ class RedisBooks:
             entries=entries,
             newest_version=int(counter or 0),
             current=None if current is None else CurrentVersion(**json.loads(current)),
-            writer_token=int(token),
+            writer_token=int(token or 0),
             letters=letters,
+            identity=None if identity is None else _text(identity),
         )
 
     async def submission(self, sid: str) -> str:

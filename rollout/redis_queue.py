@@ -184,6 +184,16 @@ class RedisQueue:
     async def renew_writer(self, token: int, *, ttl_s: float) -> None:
         await self._run("renew_writer", self._now(), token, _ms(ttl_s))
 
+    async def identity(self) -> str | None:
+        """The name by which the run knows its server again; None before the first trainer."""
+        name = await self._store.command("HGET", self._key("writer"), "identity")
+        return None if name is None else str(name.decode())
+
+    async def name_server(self, identity: str) -> str:
+        """Unless it has a name; returns the one that it has then."""
+        await self._store.command("HSETNX", self._key("writer"), "identity", identity)
+        return await self.identity() or identity
+
     async def release_writer(self, token: int) -> None:
         await self._run("release_writer", token)
 

@@ -56,7 +56,13 @@ def _accepted_means_kept(books: Books | None, files: RunFiles) -> Finding:
     name, claim = "P1", "accepted means kept"
     if books is None:
         return Finding(name, claim, (), "needs the queue's server", judged=False)
-    problems = [*_counters(books), *_open_groups(books), *_missing(books, files), *_shrunk(books.ledger, files)]
+    problems = [
+        *_other_server(books, files),
+        *_counters(books),
+        *_open_groups(books),
+        *_missing(books, files),
+        *_shrunk(books.ledger, files),
+    ]
     return Finding(name, claim, tuple(problems), _sum(books.ledger))
 
 
@@ -65,6 +71,11 @@ def _sum(ledger: Ledger) -> str:
     counts = asdict(ledger)
     terms = [f"{counts[term]:,} {term}" for term in _ENDED if counts[term]]
     return f"{ledger.accepted:,} accepted = {' + '.join([*terms, f'{ledger.pending:,} pending'])}"
+
+
+def _other_server(books: Books, files: RunFiles) -> Iterator[str]:
+    if files.server is not None and books.identity != files.server:
+        yield f"the run used server {files.server}, and this one is {books.identity or 'new to it'}"
 
 
 def _counters(books: Books) -> Iterator[str]:

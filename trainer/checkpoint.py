@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 
 from rollout.weights import file_sha256
-from trainer.artefact import sync_dir, sync_file, sync_tree, write_text
+from trainer.durable import sync_dir, sync_file, sync_tree, write_text
 from trainer.errors import CheckpointError
 from trainer.milestone import Milestone, reached
 

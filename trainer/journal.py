@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rollout.errors import NightshiftError
-from trainer.artefact import sync_dir, write_text
+from trainer.durable import sync_dir, write_text
 
 
 class JournalError(NightshiftError, RuntimeError):

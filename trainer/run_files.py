@@ -10,6 +10,7 @@ from trainer.checkpoint import TrainerState, complete_checkpoints, read_checkpoi
 from trainer.errors import CheckpointError
 from trainer.journal import JournalEntry, JournalError, read_journal
 from trainer.json_lines import read_lines
+from trainer.known_server import known_server
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class RunFiles:
     """In the order in which they were done, repeated ones again."""
     damages: Sequence[str]
     """What could not be read, each named."""
+    server: str | None = None
+    """Name of the server that it used, see `known_server`."""
 
     @property
     def history(self) -> dict[int, JournalEntry]:
@@ -64,6 +67,7 @@ def read_run(run_dir: Path) -> RunFiles:
             if line.get("applied") and "published_version" in line
         ],
         damages=damages,
+        server=known_server(run_dir),
     )
 
 

@@ -1,5 +1,6 @@
 -- Returns {ledger, {submission id, marks, ...}, idempotency, {open group id, state or "", purpose or "", 1 where its stream
--- has its entry, ...}, entries of all streams, {counter, current}, writer's token, dead letters}. Reads only.
+-- has its entry, ...}, entries of all streams, {counter, current}, writer's {token, identity}, dead
+-- letters}. Reads only.
 local marks, open = {}, {}
 for _, sid in ipairs(redis.call('SMEMBERS', P .. 'subs')) do
   local letters = redis.call('GET', P .. 'sub:' .. sid) or ''
@@ -23,5 +24,5 @@ for _, purpose in ipairs({'train', 'eval', 'collect'}) do
   entries = entries + redis.call('XLEN', rollouts(purpose))
 end
 return {redis.call('HGETALL', LEDGER), marks, redis.call('HGETALL', P .. 'idempotency'), open, entries,
-  redis.call('HMGET', P .. 'weights', 'counter', 'current'), redis.call('HGET', P .. 'writer', 'token') or '0',
+  redis.call('HMGET', P .. 'weights', 'counter', 'current'), redis.call('HMGET', P .. 'writer', 'token', 'identity'),
   redis.call('XLEN', P .. 'dead')}

@@ -17,7 +17,7 @@
 --                                              the record, and lets the audit count without the ledger
 --   <ns>:{<run>}:idempotency           hash    key -> "<body digest> <submission id>", as long as the run
 --   <ns>:{<run>}:dead                  stream  g=<group id> reason=<text> at=<ms>; the newest 10,000, "letter" in the record
---   <ns>:{<run>}:writer                hash    token owner until cursor call
+--   <ns>:{<run>}:writer                hash    token owner until cursor call identity
 --   <ns>:{<run>}:gate                  hash    batch_groups eta credits
 --   <ns>:{<run>}:weights               hash    counter (newest number given), version and current (the pointer, JSON)
 --   <ns>:{<run>}:limits                hash    max_depth max_failures retain_s dead_retain_s; without it the defaults below

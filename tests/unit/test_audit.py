@@ -137,6 +137,7 @@ BROKEN: dict[str, tuple[Change, str, str]] = {
         "P1",
         "counts 10 accepted, and had 12",
     ),
+    "another server": (of_files(server="1234"), "P1", "the run used server 1234, and this one is new to it"),
     "a group in two steps": (of_files(journal=[FIRST, entry(2, "b-0", "a-1")]), "P2", "a-1 was trained in step 1 and"),
     "a group twice in a batch": (of_files(journal=[FIRST, entry(2, "b-0", "b-0")]), "P2", "step 2 and in step 2"),
     "a group that was dropped and trained": (
