@@ -13,6 +13,7 @@ from deploy.embedded_redis import EmbeddedRedis
 from rollout.redis_queue import RedisQueue
 from rollout.types import GroupState, Purpose
 from tests.audited import contradictions
+from tests.fault_rows import FaultRow
 from tests.queue_records import a_group, a_request, connected
 from trainer.checkpoint import CheckpointStore, TrainerState
 from trainer.errors import ForeignServer
@@ -89,8 +90,9 @@ async def restarted_without(server: EmbeddedRedis, kept: int) -> None:
     await asyncio.to_thread(server.start)
 
 
+@pytest.mark.fault("truncated AOF tail", "P2", destroys=True)
 async def test_a_cut_append_only_file_costs_what_its_tail_held_and_the_auditor_names_it(
-    server: EmbeddedRedis, tmp_path: Path
+    server: EmbeddedRedis, tmp_path: Path, fault: FaultRow
 ) -> None:
     directory = tmp_path / "runs" / "cut"
     async with connected(server.url, outage_s=30) as store:
@@ -105,8 +107,10 @@ async def test_a_cut_append_only_file_costs_what_its_tail_held_and_the_auditor_n
         await run.checkpoint(trained)
         assert trained == lost
         assert await contradictions(directory, store) == []
-        await restarted_without(server, kept)
-        found = await contradictions(directory, store)
+        with fault.recovery():
+            await restarted_without(server, kept)
+            found = await contradictions(directory, store)
+        fault.lost, fault.named = len(lost), found
         assert {gid for gid in lost if any(gid in line for line in found)} == set(lost)
         assert "P1: the run's prompts 4 to 7 were submitted and are unknown to the server" in found
         assert all(line.startswith("P1: ") for line in found), found
@@ -115,8 +119,9 @@ async def test_a_cut_append_only_file_costs_what_its_tail_held_and_the_auditor_n
         assert await run.train() == []
 
 
+@pytest.mark.fault("flushed Redis", "P2", destroys=True)
 async def test_a_flushed_server_is_refused_and_the_auditor_names_all_that_the_run_knew(
-    server: EmbeddedRedis, tmp_path: Path
+    server: EmbeddedRedis, tmp_path: Path, fault: FaultRow
 ) -> None:
     directory = tmp_path / "runs" / "flushed"
     directory.mkdir(parents=True)
@@ -125,17 +130,20 @@ async def test_a_flushed_server_is_refused_and_the_auditor_names_all_that_the_ru
         await run.claim()
         ids = await run.submit()
         await run.checkpoint(await run.train())
-        await store.command("FLUSHALL")
-        with pytest.raises(ForeignServer):
-            await run.claim()
+        with fault.recovery():
+            await store.command("FLUSHALL")
+            with pytest.raises(ForeignServer):
+                await run.claim()
         found = await contradictions(directory, store)
+        fault.lost, fault.named = len(ids), found
         assert any(line.startswith("P1: the run used server") for line in found)
         assert {gid for gid in ids if any(gid in line for line in found)} == set(ids)
         assert "P1: the run's prompts 0 to 3 were submitted and are unknown to the server" in found
 
 
-async def test_a_backup_of_a_server_that_is_behind_its_run_is_seen_by_the_auditor(
-    server: EmbeddedRedis, tmp_path: Path
+@pytest.mark.fault("AOF cut before a settle", "P2")
+async def test_groups_whose_settling_was_lost_are_settled_by_the_next_start(
+    server: EmbeddedRedis, tmp_path: Path, fault: FaultRow
 ) -> None:
     directory = tmp_path / "runs" / "behind"
     directory.mkdir(parents=True)
@@ -146,7 +154,8 @@ async def test_a_backup_of_a_server_that_is_behind_its_run_is_seen_by_the_audito
         ids = await run.train()
         kept = append_only_file(server).stat().st_size
         await run.checkpoint(ids)
-        await restarted_without(server, kept)
+        with fault.recovery():
+            await restarted_without(server, kept)
         # what the checkpoint contains was never settled here: the next start settles it, and until then it is no loss
         assert await contradictions(directory, store) == []
         await run.claim()

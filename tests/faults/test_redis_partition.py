@@ -15,6 +15,7 @@ from rollout.queue import QueueLimits
 from rollout.redis_books import RedisBooks
 from rollout.redis_queue import RedisQueue
 from rollout.types import GroupState, Purpose
+from tests.fault_rows import FaultRow
 from tests.faults.redis_proxy import RedisProxy, proxied
 from tests.queue_records import a_group, a_request, connected
 
@@ -92,12 +93,13 @@ class Work:
             await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.fault("partition from Redis", "P1")
+@pytest.mark.parametrize("how", FAULTS)
 @pytest.mark.parametrize("role", ROLES)
 async def test_a_role_that_loses_its_way_to_redis_loses_nothing(
-    redis_server: EmbeddedRedis, role: str, fault: str, tmp_path: Path
+    redis_server: EmbeddedRedis, role: str, how: str, tmp_path: Path, fault: FaultRow
 ) -> None:
-    work, run = Work(), f"partition-{role}-{fault}".replace("_", "-")
+    work, run = Work(), f"partition-{role}-{how}".replace("_", "-")
     async with AsyncExitStack() as stack:
         proxies = {name: await stack.enter_async_context(proxied(redis_server.url, tmp_path / name)) for name in ROLES}
         stores = {
@@ -112,17 +114,22 @@ async def test_a_role_that_loses_its_way_to_redis_loses_nothing(
             asyncio.create_task(work.train(queues["trainer"], token)),
         ]
         await _until(lambda: len(work.settled) > 20, tasks)
-        await FAULTS[fault](proxies[role])
+        await FAULTS[how](proxies[role])
         assert proxies[role].met > 0, "the fault met nothing"
-        before = (len(work.submitted), len(work.completed), len(work.settled))
+        before = _sizes(work)
+        with fault.recovery():
+            await _until(lambda: all(now > then for now, then in zip(_sizes(work), before, strict=True)), tasks)
         await _until(lambda: all(now > then + 20 for now, then in zip(_sizes(work), before, strict=True)), tasks)
         work.stopping.set()
         await asyncio.wait_for(asyncio.gather(*tasks), OUTAGE_S)
         store = await stack.enter_async_context(connected(redis_server.url))
         books = await RedisBooks(store, run).books()
+    acknowledged = set(work.submitted)
+    fault.lost = len([gid for gid in acknowledged if not books.known(gid)])
+    fault.duplicated = len(work.submitted) - len(acknowledged)
     assert books.ledger.balance == 0
     assert books.recount() == books.ledger
-    assert books.ledger.accepted == len(work.submitted) == len(set(work.submitted))
+    assert books.ledger.accepted == len(acknowledged) == len(work.submitted)
     assert set(books.ended_as(GroupState.TRAINED)) == work.settled
     assert work.settled <= work.completed
     scored = {gid for gid, group in books.open_groups.items() if group.state is GroupState.EXPERIENCE}
