@@ -64,3 +64,15 @@ def with_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all-flags", action="store_true", help="list every dotted flag with its default and limits")
     parser.epilog = "Every setting is also a flag, for example --train.optimizer.lr 1e-4; --all-flags lists them."
     parser.set_defaults(takes_flags=True)
+
+
+def with_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-c", "--config", type=path, action="append", default=[], metavar="FILE", help="TOML; the last one wins"
+    )
+    with_flags(parser)
+
+
+def with_debug(parser: argparse.ArgumentParser) -> None:
+    """Also after the command; without a default of its own, which would undo one before it."""
+    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from deploy.arguments import path, port, positive, with_flags
+from deploy.account_arguments import add_accounts
+from deploy.arguments import path, port, positive, with_config, with_debug, with_flags
 from deploy.simulate_arguments import add_simulate
 
 OK, FAILED, USAGE, UNAVAILABLE, STUCK, INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -79,14 +80,14 @@ def _guarded(args: argparse.Namespace, flags: list[str]) -> int:
 
 def _code(error: Exception) -> int:
     from rollout.errors import ConfigError, StoreUnavailable
-    from trainer.errors import CheckpointError, NothingToTrain, TrainingDiverged
+    from trainer.errors import CheckpointError, ForeignServer, NothingToTrain, TrainingDiverged
 
     match error:
         case ConfigError():
             return USAGE
         case StoreUnavailable():
             return UNAVAILABLE
-        case CheckpointError() | NothingToTrain() | TrainingDiverged():
+        case CheckpointError() | ForeignServer() | NothingToTrain() | TrainingDiverged():
             return STUCK
         case _:
             return FAILED
@@ -137,37 +138,26 @@ def _parser() -> argparse.ArgumentParser:
     _add_rollout(commands)
     add_simulate(commands)
     _add_status(commands)
+    add_accounts(commands)
     _add_doctor(commands)
     version = commands.add_parser("version", help="print the version", description="Print the version.")
     version.set_defaults(run=_version)
     for command in commands.choices.values():
-        _with_debug(command)
+        with_debug(command)
     return parser
-
-
-def _with_debug(parser: argparse.ArgumentParser) -> None:
-    """Also after the command; without a default of its own, which would undo one before it."""
-    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-
-
-def _with_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-c", "--config", type=path, action="append", default=[], metavar="FILE", help="TOML; the last one wins"
-    )
-    with_flags(parser)
 
 
 def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     text = "Start a fleet on this machine: Redis, Ray, gateway and engines. Ctrl-C stops it."
     parser = commands.add_parser("serve", help="start a fleet on this machine", description=text, allow_abbrev=False)
-    _with_config(parser)
+    with_config(parser)
     parser.set_defaults(run=_serve)
 
 
 def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     text = "Train on the rollouts of a fleet. Continues from the newest checkpoint of the run. Ctrl-C saves and stops."
     parser = commands.add_parser("train", help="train a run", description=text, allow_abbrev=False)
-    _with_config(parser)
+    with_config(parser)
     parser.add_argument(
         "--replay",
         type=path,
@@ -188,7 +178,7 @@ def _add_record(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument("file", type=path, metavar="FILE", help="recording to write or to continue")
     parser.add_argument("--follow", action="store_true", help="go on as groups come, until Ctrl-C")
-    _with_config(parser)
+    with_config(parser)
     parser.set_defaults(run=_record)
 
 
@@ -245,7 +235,7 @@ def _add_rollout(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     cancel.set_defaults(run=_rollout_cancel)
     for verb in (submit, tail, cancel):
         _with_gateway(verb)
-        _with_debug(verb)
+        with_debug(verb)
 
 
 def _add_status(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -52,6 +52,10 @@ class NotFound(NightshiftError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class NotDead(NightshiftError, ValueError):
+    """A group that cannot be tried again: not dead, taken by the trainer, or of no record any more."""
+
+
 class Gone(NightshiftError, KeyError):
     """The result was kept for `retain_s` and is no longer there."""
 

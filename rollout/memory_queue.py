@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rollout.codec import check_group, encode_partial, encode_request, requests_digest
-from rollout.errors import Fenced, IdempotencyConflict, LeaseLost, NotFound, QueueFull, WriterBusy
+from rollout.errors import Fenced, IdempotencyConflict, LeaseLost, NotDead, NotFound, QueueFull, WriterBusy
 from rollout.queue import (
     MAX_REASON_CHARS,
     SETTLED_STATES,
@@ -43,6 +43,8 @@ class _Record:
     group: Group | None = None
     reason: str | None = None
     ended_ms: int | None = None
+    lettered: bool = False
+    """Dead, and with a letter that says so."""
 
 
 @dataclass(slots=True)
@@ -239,6 +241,27 @@ class MemoryQueue:
                 ended += 1
         return ended
 
+    # operators
+
+    async def retry(self, group_id: str) -> None:
+        record = None if self._status(group_id, with_groups=False) is None else self._records[group_id]
+        if record is None or record.state is not GroupState.DEAD:
+            raise NotDead(f"group {group_id} is {'gone' if record is None else record.state}, not dead")
+        if record.holder is not None:
+            raise NotDead(f"group {group_id} died in the trainer's hands")
+        if (pending := self._count().pending) + 1 > self._limits.max_depth:
+            raise QueueFull.at(pending, 1, self._limits.max_depth)
+        self._forget_letters(group_id)
+        waiting = replace(record, state=GroupState.QUEUED, failures=0, expires_ms=None, returned_ms=None)
+        del self._records[group_id]  # it waits behind those that are there
+        self._records[group_id] = replace(waiting, done=None, group=None, reason=None, ended_ms=None, lettered=False)
+
+    async def drop_letters(self, group_id: str) -> int:
+        dropped = self._forget_letters(group_id)
+        if dropped and group_id in self._records:
+            self._records[group_id].lettered = False
+        return dropped
+
     # anyone
 
     async def ledger(self) -> Ledger:
@@ -273,11 +296,21 @@ class MemoryQueue:
     def _status(self, gid: str, *, with_groups: bool) -> GroupStatus | None:
         record = self._records.get(gid)
         if record is None or (
-            record.ended_ms is not None and self._clock() >= record.ended_ms + self._limits.retain_s * 1000
+            record.ended_ms is not None and self._clock() >= record.ended_ms + self._kept_s(record) * 1000
         ):
             return None
         group = record.group if with_groups else None
         return GroupStatus(gid, record.state, record.attempt, record.request.purpose, record.reason, group)
+
+    def _kept_s(self, record: _Record) -> int:
+        limits = self._limits
+        return max(limits.retain_s, limits.dead_retain_s) if record.lettered else limits.retain_s
+
+    def _forget_letters(self, gid: str) -> int:
+        kept = [letter for letter in self._dead if letter.group_id != gid]
+        forgotten = len(self._dead) - len(kept)
+        self._dead = deque(kept, self._dead.maxlen)
+        return forgotten
 
     def _expired(self, purpose: Purpose) -> list[str]:
         now = self._clock()
@@ -343,6 +376,7 @@ class MemoryQueue:
         record = self._records[gid]
         record.state, record.ended_ms, record.chunks = outcome, self._clock(), {}
         record.reason = reason[:MAX_REASON_CHARS] or None
+        record.lettered = outcome is GroupState.DEAD
         if outcome is GroupState.DEAD:
             self._dead.append(DeadLetter(gid, reason[:MAX_REASON_CHARS], record.ended_ms))
 

@@ -34,6 +34,8 @@ class QueueLimits:
     """A group that failed or whose lease expired this often is dead."""
     retain_s: int = 3_600
     """How long a group's record stays readable after its end."""
+    dead_retain_s: int = 86_400
+    """The same of a dead one, where it is longer: until then it can be tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,17 @@ class RolloutQueue(Protocol):
 
         Raises Fenced.
         """
+        ...
+
+    # operators
+    async def retry(self, group_id: str) -> None:
+        """Have a dead group wait again, with no failures and no deadline. Not one that a writer has
+        taken. Raises NotDead, QueueFull."""
+        ...
+
+    async def drop_letters(self, group_id: str) -> int:
+        """Take the dead letters of this name away, so that its record goes after `retain_s`; how many there were. The
+        ledger counts the group as dead still."""
         ...
 
     # anyone

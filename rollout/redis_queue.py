@@ -5,7 +5,7 @@ Every verb is one round trip of one script, which also moves the ledger.
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -27,6 +27,7 @@ from rollout.errors import (
     IdempotencyConflict,
     LeaseLost,
     NightshiftError,
+    NotDead,
     NotFound,
     QueueFull,
     WriterBusy,
@@ -183,6 +184,16 @@ class RedisQueue:
     async def renew_writer(self, token: int, *, ttl_s: float) -> None:
         await self._run("renew_writer", self._now(), token, _ms(ttl_s))
 
+    async def identity(self) -> str | None:
+        """The name by which the run knows its server again; None before the first trainer."""
+        name = await self._store.command("HGET", self._key("writer"), "identity")
+        return None if name is None else str(name.decode())
+
+    async def name_server(self, identity: str) -> str:
+        """Unless it has a name; returns the one that it has then."""
+        await self._store.command("HSETNX", self._key("writer"), "identity", identity)
+        return await self.identity() or identity
+
     async def release_writer(self, token: int) -> None:
         await self._run("release_writer", token)
 
@@ -209,13 +220,23 @@ class RedisQueue:
             raise ValueError(f"experience cannot end as {outcome}")
         return int(await self._run("settle", self._now(), token, outcome.value, _reason(reason), *group_ids))
 
+    # operators
+
+    async def retry(self, group_id: str) -> None:
+        try:
+            await self._store.script("retry", self._key("ledger"), self._now(), secrets.token_hex(8), group_id)
+        except ScriptRefusal as refusal:
+            if refusal.code == "FULL":
+                raise _queue_full(refusal, 1) from None
+            raise NotDead(_not_dead(group_id, refusal.detail, self.run)) from None
+
+    async def drop_letters(self, group_id: str) -> int:
+        return int(await self._run("drop_letters", group_id))
+
     # anyone
 
     async def ledger(self) -> Ledger:
-        counts = await self._counts()
-        totals = {name: sum(n for key, n in counts.items() if key.split(":")[0] == name) for name in _OPEN}
-        ended = {state.value: counts.get(state.value, 0) for state in TERMINAL_STATES}
-        return Ledger(accepted=counts.get("accepted", 0), **ended, **totals)
+        return ledger_of(await self._counts())
 
     async def stats(self) -> QueueStats:
         counts = await self._counts()
@@ -243,10 +264,11 @@ class RedisQueue:
     def _now(self) -> Argument:
         return "" if self._clock_ms is None else self._clock_ms()
 
-    def _limit_args(self) -> tuple[Argument, Argument, Argument]:
-        if self._limits is None:
-            return "", "", ""
-        return self._limits.max_depth, self._limits.max_failures, self._limits.retain_s
+    def _limit_args(self) -> tuple[Argument, ...]:
+        limits = self._limits
+        if limits is None:
+            return "", "", "", ""
+        return limits.max_depth, limits.max_failures, limits.retain_s, limits.dead_retain_s
 
     async def _give_back(self, gid: str, attempt: int, reason: str, verb: str, *, forget: bool = False) -> None:
         await self._run("give_back", self._now(), gid, attempt, _reason(reason), verb, "forget" if forget else "")
@@ -275,6 +297,13 @@ class RedisQueue:
         return Fenced(f"run {self.run}: {refusal.detail}")
 
 
+def ledger_of(counts: Mapping[str, int]) -> Ledger:
+    """From the counters as the server has them."""
+    totals = {name: sum(n for key, n in counts.items() if key.split(":")[0] == name) for name in _OPEN}
+    ended = {state.value: counts.get(state.value, 0) for state in TERMINAL_STATES}
+    return Ledger(accepted=counts.get("accepted", 0), **ended, **totals)
+
+
 def _submission(sid: str, count: int, *, created: bool) -> Submission:
     return Submission(sid, tuple(group_id(sid, i) for i in range(count)), created)
 
@@ -284,8 +313,22 @@ def _submit_error(refusal: ScriptRefusal, count: int, key: str | None) -> Nights
         return IdempotencyConflict(
             f"idempotency key {key!r} was used for submission {refusal.detail} with another body", refusal.detail
         )
+    return _queue_full(refusal, count)
+
+
+def _queue_full(refusal: ScriptRefusal, more: int) -> QueueFull:
     depth, limit = refusal.detail.split()[:2]
-    return QueueFull.at(int(depth), count, int(limit))
+    return QueueFull.at(int(depth), more, int(limit))
+
+
+def _not_dead(gid: str, state: str, run: str) -> str:
+    if state == "gone":
+        return (
+            f"run {run} keeps no record of group {gid}: it never had one, or `dead_retain_s` has passed since its end"
+        )
+    if state == "taken":
+        return f"group {gid} died in the trainer's hands and may stand in its journal; submit its prompt anew"
+    return f"group {gid} is {state}, and only a dead one can be tried again"
 
 
 def _status(gid: str, row: Sequence[bytes | None]) -> GroupStatus | None:

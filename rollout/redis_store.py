@@ -282,7 +282,7 @@ def _is_lost(error: BaseException) -> bool:
 def _translated(error: RedisError, where: str, namespace: str) -> Exception:
     """An error of ours; what a script of ours does wrong stays as it is."""
     code, _, detail = str(error).partition(" ")
-    if code in {"CONFLICT", "FULL", "LEASELOST", "FENCED", "NOTFOUND", "WRITERBUSY"}:
+    if code in {"CONFLICT", "FULL", "LEASELOST", "FENCED", "NOTDEAD", "NOTFOUND", "WRITERBUSY"}:
         return ScriptRefusal(code, detail)
     if isinstance(error, AuthenticationError):
         return StoreUnavailable(f"{where} refused the login: {error}")

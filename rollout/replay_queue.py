@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
-from rollout.errors import Fenced, LeaseLost, NotFound, QueueFull
+from rollout.errors import Fenced, LeaseLost, NotDead, NotFound, QueueFull
 from rollout.queue import (
     MAX_REASON_CHARS,
     SETTLED_STATES,
@@ -122,6 +122,14 @@ class ReplayQueue:
             if outcome is GroupState.DEAD:
                 self._dead = [*self._dead, DeadLetter(gid, reason[:MAX_REASON_CHARS], 0)][-_LETTERS:]
         return len(open_ids)
+
+    # operators
+
+    async def retry(self, group_id: str) -> None:
+        raise NotDead(f"group {group_id} is of a recording, where nothing is tried again")
+
+    async def drop_letters(self, group_id: str) -> int:  # noqa: ARG002
+        return 0
 
     # anyone
 

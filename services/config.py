@@ -277,6 +277,9 @@ class LimitsConfig(Settings):
     """Groups of a run that are not at their end."""
     max_failures: int = Field(default=4, ge=1)
     retain_s: int = Field(default=3600, ge=1)
+    """Samples stay readable for so long after their group's end."""
+    dead_retain_s: int = Field(default=86_400, ge=1)
+    """Those of a dead group, where it is longer: until then `nightshift dead retry` can have it tried again."""
     max_user_requests: int = Field(default=256, ge=1)
     """User requests in flight at the gateway; more get 429."""
     page_size: int = Field(default=256, ge=1, le=4096)

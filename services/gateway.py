@@ -187,7 +187,10 @@ class Gateway(OpenAiIngress):  # type: ignore[misc]
         self._queues: dict[str, RolloutQueue] = {}
         limits = fleet.gateway.limits
         self._queue_limits = QueueLimits(
-            max_depth=limits.max_depth, max_failures=limits.max_failures, retain_s=limits.retain_s
+            max_depth=limits.max_depth,
+            max_failures=limits.max_failures,
+            retain_s=limits.retain_s,
+            dead_retain_s=limits.dead_retain_s,
         )
 
     async def __serve_build_asgi_app__(self) -> FastAPI:

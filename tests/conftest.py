@@ -4,7 +4,8 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,17 +15,74 @@ from hypothesis import settings
 
 from deploy.embedded_redis import EmbeddedRedis
 from rollout.errors import StoreUnavailable
+from tests.fault_rows import KEY, MARK, FaultRow, problems, row_of, table, write_report
 from tests.running_fleet import RunningFleet, run_fleet
 
 # How long one example takes says more about the machine's other work than about the code.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
+ROW = pytest.StashKey[FaultRow]()
+BEGAN = pytest.StashKey[float]()
 BENCH = Path(__file__).parent / "bench"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So shells start what they put into the background, and what is started here would inherit it and know no Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--faults-report", type=Path, help="write the fault matrix there, and fail where it does not hold")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", MARK)
+    config.stash[KEY] = []
+    config.stash[BEGAN] = time.monotonic()
+
+
+@pytest.fixture
+def fault(request: pytest.FixtureRequest) -> FaultRow:
+    """The test's row in the fault matrix."""
+    row: FaultRow = request.node.stash[ROW]
+    return row
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if (row := row_of(item)) is not None:
+        item.stash[ROW] = row
+        item.config.stash[KEY].append(row)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    row = item.stash.get(ROW, None)
+    if row is not None and report.skipped:
+        row.skipped = str(report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr)
+    elif row is not None and call.when == "call":
+        row.survived = report.passed
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    path, rows = session.config.getoption("--faults-report"), session.config.stash[KEY]
+    if path is not None:
+        write_report(path, rows, seconds=time.monotonic() - session.config.stash[BEGAN])
+        if problems(rows):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    config = terminalreporter.config
+    if config.getoption("--faults-report") is not None:
+        terminalreporter.section("fault matrix")
+        terminalreporter.write_line(table(config.stash[KEY]))
+        for problem in problems(config.stash[KEY]):
+            terminalreporter.write_line(problem, red=True)
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,14 @@
 """A policy's weights as a Hugging Face directory of safetensors buckets, synced to disk."""
 
 import json
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
 from rollout.weights import Bucket, TensorSpec, file_sha256
+from trainer.durable import sync_file, write_text
 
 
 def split_buckets(sizes: Mapping[str, int], bucket_bytes: int) -> list[list[str]]:
@@ -47,37 +47,3 @@ def write_weights(
         index = {"metadata": {"total_size": total}, "weight_map": {spec.name: spec.bucket for spec in specs}}
         write_text(directory / "model.safetensors.index.json", json.dumps(index))
     return tuple(specs), tuple(buckets)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a small file atomically and durably."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    sync_file(temporary)
-    temporary.replace(path)
-    sync_dir(path.parent)
-
-
-def sync_file(path: Path) -> None:
-    """fsync a file's contents."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def sync_dir(path: Path) -> None:
-    """fsync a directory, so that the names in it survive a crash."""
-    sync_file(path)
-
-
-def sync_tree(root: Path) -> None:
-    """fsync every file and directory below `root`."""
-    for path in _walk(root):
-        sync_file(path)
-
-
-def _walk(root: Path) -> Iterable[Path]:
-    yield from sorted(root.rglob("*"))
-    yield root

@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 
 from rollout.weights import file_sha256
-from trainer.artefact import sync_dir, sync_file, sync_tree, write_text
+from trainer.durable import sync_dir, sync_file, sync_tree, write_text
 from trainer.errors import CheckpointError
 from trainer.milestone import Milestone, reached
 
@@ -107,7 +107,7 @@ class CheckpointStore:
         problems = []
         for directory in directories[:2]:
             try:
-                return Checkpoint(directory, _verified(directory))
+                return read_checkpoint(directory)
             except CheckpointError as error:
                 problems.append(str(error))
                 log.warning("checkpoint damaged", directory=str(directory), error=str(error))
@@ -166,7 +166,8 @@ def _seal(directory: Path, state: TrainerState) -> None:
     sync_file(directory)
 
 
-def _verified(directory: Path) -> TrainerState:
+def read_checkpoint(directory: Path) -> Checkpoint:
+    """Reads every byte of it: call it in a thread. Raises CheckpointError where it is damaged."""
     try:
         manifest = json.loads((directory / _MANIFEST).read_text())
         if manifest["schema"] != _SCHEMA:
@@ -175,8 +176,7 @@ def _verified(directory: Path) -> TrainerState:
             if file_sha256(directory / name) != digest:
                 raise CheckpointError(f"{directory / name} does not match its digest")
         raw = json.loads((directory / _STATE).read_text())
-        return TrainerState(
-            **{**raw, "settled_ids": tuple(raw["settled_ids"]), "evaluations": tuple(raw["evaluations"])}
-        )
+        state = {**raw, "settled_ids": tuple(raw["settled_ids"]), "evaluations": tuple(raw["evaluations"])}
+        return Checkpoint(directory, TrainerState(**state))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{directory} cannot be read: {error!r}") from error

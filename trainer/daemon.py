@@ -22,11 +22,12 @@ from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.replay_queue import ReplayQueue
-from trainer.artefact import write_text
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
+from trainer.durable import write_text
 from trainer.errors import WorkerDied, WorkerLost
 from trainer.feeder import Feeder
+from trainer.known_server import check_server
 from trainer.ray_session import joined_ray
 from trainer.replay import ReplayFeed, canary_prompts, claim_source, open_recording
 from trainer.restarts import Restarts
@@ -45,8 +46,8 @@ _RETRY_S = 0.5
 def run(config: TrainConfig) -> int:
     """Train until done or stopped by SIGTERM or SIGINT; 0 then. Needs `config.redis.url` or `config.replay`.
 
-    Raises a NightshiftError that says what went wrong (ConfigError, ModelError, StoreUnavailable, WriterBusy, Fenced,
-    RecordingError, CheckpointError, WorkerDied, TrainingDiverged); nothing that was started stays.
+    Raises a NightshiftError that says what went wrong (ConfigError, ModelError, StoreUnavailable, ForeignServer,
+    WriterBusy, Fenced, RecordingError, CheckpointError, WorkerDied, TrainingDiverged); nothing that was started stays.
     """
     os.environ.setdefault("DS_ACCELERATOR", config.workers.device)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -112,6 +113,7 @@ async def _live(
         from trainer.ray_groups import RayGroups
 
         claim_source(config.run_dir, None)
+        await check_server(RedisQueue(store, config.run), config.run_dir, where=store.config.redacted_url)
         # Not before both are held: until then an earlier trainer may still write checkpoints and retire older ones.
         checkpoint = await asyncio.to_thread(checkpoints.newest)
         inputs = Inputs(prompts, eval_prompts, checkpoints, checkpoint)

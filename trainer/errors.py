@@ -11,6 +11,10 @@ class CheckpointError(NightshiftError, RuntimeError):
     """Checkpoints exist but none is complete and undamaged; a fresh start would lose the run silently."""
 
 
+class ForeignServer(NightshiftError, RuntimeError):
+    """The server is not the one that the run has used, or has lost its data."""
+
+
 class NothingToTrain(NightshiftError, RuntimeError):
     """Group after group ends dead and none can be trained; the message carries the last reason."""
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from rollout.weights import Bucket, TensorSpec
-from trainer.artefact import write_text, write_weights
+from trainer.artefact import write_weights
+from trainer.durable import write_text
 from trainer.lora import merged_tensors
 from trainer.zero import whole_tensors
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rollout.errors import NightshiftError
-from trainer.artefact import sync_dir, write_text
+from trainer.durable import sync_dir, write_text
 
 
 class JournalError(NightshiftError, RuntimeError):
@@ -49,30 +49,13 @@ class Journal:
         """Raises JournalError when a line other than the last is damaged; a torn last line is cut off."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self.entries: dict[int, JournalEntry] = {}
-        good = self._read(path) if path.exists() else 0
+        written, good = read_journal(path)
+        self.entries = {entry.step: entry for entry in written}
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         os.ftruncate(self._fd, good)
         os.lseek(self._fd, 0, os.SEEK_END)
         os.fsync(self._fd)
         sync_dir(path.parent)
-
-    def _read(self, path: Path) -> int:
-        """Length in bytes of the intact part."""
-        good = 0
-        lines = path.read_bytes().splitlines(keepends=True)
-        for number, line in enumerate(lines, start=1):
-            try:
-                if not line.endswith(b"\n"):
-                    raise ValueError("no line end")
-                entry = _entry(line)
-            except (ValueError, KeyError, TypeError) as error:
-                if number < len(lines):
-                    raise JournalError(f"{path}:{number} is damaged: {error!r}") from error
-                break
-            self.entries[entry.step] = entry
-            good += len(line)
-        return good
 
     def after(self, step: int) -> list[JournalEntry]:
         """Entries of steps beyond `step`, ascending and without a gap: the ones to execute again."""
@@ -87,7 +70,8 @@ class Journal:
         self.entries = {number: entry for number, entry in self.entries.items() if number > step}
 
     def renumber(self, step: int, entries: Sequence[JournalEntry]) -> list[JournalEntry]:
-        """Make `entries`, in this order, all that follows `step`, in memory and on disk; returns them as numbered."""
+        """Make `entries`, in this order, all that follows `step`, in memory and on disk; returns them as numbered. What
+        was forgotten goes from the disk too, so this is done before that."""
         kept = [entry for number, entry in sorted(self.entries.items()) if number <= step]
         moved = [replace(entry, step=step + i) for i, entry in enumerate(entries, start=1)]
         write_text(self._path, "".join(_line(entry) for entry in [*kept, *moved]))
@@ -106,6 +90,26 @@ class Journal:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def read_journal(path: Path) -> tuple[list[JournalEntry], int]:
+    """Its entries as they were written, and the length in bytes of the intact part; none where there is no file.
+
+    Raises JournalError when a line other than the last is damaged.
+    """
+    entries, good = list[JournalEntry](), 0
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            if not line.endswith(b"\n"):
+                raise ValueError("no line end")
+            entries.append(_entry(line))
+        except (ValueError, KeyError, TypeError) as error:
+            if number < len(lines):
+                raise JournalError(f"{path}:{number} is damaged: {error!r}") from error
+            break
+        good += len(line)
+    return entries, good
 
 
 def _line(entry: JournalEntry) -> str:

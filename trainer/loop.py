@@ -19,10 +19,10 @@ import structlog
 from rollout.prompts import Prompt
 from rollout.queue import RolloutQueue
 from rollout.types import GroupState
-from trainer.artefact import write_text
 from trainer.batch import FreshGroup
 from trainer.checkpoint import CheckpointStore, TrainerState
 from trainer.config import TrainConfig
+from trainer.durable import write_text
 from trainer.errors import TrainingDiverged
 from trainer.evaluations import Evaluations
 from trainer.feeder import Feed

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rollout.errors import ConfigError
 from rollout.weights import AdapterForm, Bucket, TensorSpec, file_sha256
-from trainer.artefact import sync_file, write_text
+from trainer.durable import sync_file, write_text
 from trainer.errors import CheckpointError
 from trainer.lora_config import LoraConfig
 from trainer.zero import whole_tensors

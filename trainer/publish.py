@@ -14,8 +14,8 @@ import structlog
 
 from rollout.board import Board, CurrentVersion
 from rollout.weights import MANIFEST, Canary, WeightManifest, published_versions, version_dir
-from trainer.artefact import sync_dir, write_text
 from trainer.config import PushConfig
+from trainer.durable import sync_dir, write_text
 from trainer.fleet_fit import check_fleet, until_misfit
 from trainer.lora import adapter_form
 from trainer.lora_config import LoraConfig

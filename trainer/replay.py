@@ -17,8 +17,8 @@ from rollout.prompts import Prompt
 from rollout.recording import Recording, RecordingName
 from rollout.replay_queue import ReplayQueue
 from rollout.types import Experience
-from trainer.artefact import write_text
 from trainer.checkpoint import complete_checkpoints
+from trainer.durable import write_text
 from trainer.journal import JournalEntry
 
 log = structlog.get_logger(__name__)

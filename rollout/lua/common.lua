@@ -9,17 +9,18 @@
 --   <ns>:{<run>}:returned:<purpose>    zset    "<group id> <entry id>" by time of release: leased again before fresh entries
 --   <ns>:{<run>}:experience            stream  g=<group id>; scored, not settled. The one fenced writer walks it with a cursor
 --   <ns>:{<run>}:group:<group id>      hash    state purpose attempt failures expires request entry consumer deadline
---                                              result holder reason done; expires `retain_s` after the group's end
+--                                              result holder reason done story kept letter; expires `retain_s` after the
+--                                              group's end, a dead one's `dead_retain_s`
 --   <ns>:{<run>}:salvage:<group id>    hash    "<sample>:<origin>:<start>:<stop>" -> tokens of an unfinished sample (rollout.salvage)
 --   <ns>:{<run>}:subs                  set     submission ids
 --   <ns>:{<run>}:sub:<submission id>   string  one character per group, "." until its end: one byte a group that outlives
 --                                              the record, and lets the audit count without the ledger
 --   <ns>:{<run>}:idempotency           hash    key -> "<body digest> <submission id>", as long as the run
---   <ns>:{<run>}:dead                  stream  g=<group id> reason=<text> at=<ms>; the newest 10,000
---   <ns>:{<run>}:writer                hash    token owner until cursor call
+--   <ns>:{<run>}:dead                  stream  g=<group id> reason=<text> at=<ms>; the newest 10,000, "letter" in the record
+--   <ns>:{<run>}:writer                hash    token owner until cursor call identity
 --   <ns>:{<run>}:gate                  hash    batch_groups eta credits
 --   <ns>:{<run>}:weights               hash    counter (newest number given), version and current (the pointer, JSON)
---   <ns>:{<run>}:limits                hash    max_depth max_failures retain_s; without it the defaults below
+--   <ns>:{<run>}:limits                hash    max_depth max_failures retain_s dead_retain_s; without it the defaults below
 --   <ns>:{<run>}:calls                 hash    consumer -> "<nonce> <group ids>" of its last lease, for a resent call
 --
 -- A group id is "<submission id>-<index>". KEYS[1] is the ledger. The client resends a call whose answer it lost, so
@@ -30,6 +31,8 @@ local P = string.sub(LEDGER, 1, -7)
 local ENGINES = 'engines'
 local RETURNED = 'returned'
 local OPEN = {queued = true, leased = true, experience = true}
+local MOST_STORY = 4096 -- bytes
+local MOST_DEAD = 10000
 local LETTER = {trained = 't', delivered = 'd', filtered = 'f', stale = 's', dead = 'x', cancelled = 'c'}
 
 local function int(x)
@@ -64,12 +67,27 @@ local function allow_when_full()
 end
 
 local function limits()
-  local r = redis.call('HMGET', P .. 'limits', 'max_depth', 'max_failures', 'retain_s')
-  return {max_depth = tonumber(r[1] or 65536), max_failures = tonumber(r[2] or 4), retain_s = tonumber(r[3] or 3600)}
+  local r = redis.call('HMGET', P .. 'limits', 'max_depth', 'max_failures', 'retain_s', 'dead_retain_s')
+  return {max_depth = tonumber(r[1] or 65536), max_failures = tonumber(r[2] or 4), retain_s = tonumber(r[3] or 3600),
+    dead_retain_s = tonumber(r[4] or 86400)}
 end
 
-local function set_limits(max_depth, max_failures, retain_s)
-  redis.call('HSET', P .. 'limits', 'max_depth', max_depth, 'max_failures', max_failures, 'retain_s', retain_s)
+local function set_limits(max_depth, max_failures, retain_s, dead_retain_s)
+  redis.call('HSET', P .. 'limits', 'max_depth', max_depth, 'max_failures', max_failures, 'retain_s', retain_s,
+    'dead_retain_s', dead_retain_s)
+end
+
+-- An error reply when so many more groups would be too many.
+local function full(more)
+  local most, depth = limits().max_depth, 0
+  for _, value in ipairs(redis.call('HMGET', LEDGER, 'queued:train', 'queued:eval', 'queued:collect', 'leased:train',
+    'leased:eval', 'leased:collect', 'experience:train')) do
+    depth = depth + tonumber(value or 0)
+  end
+  if depth + more > most then
+    return redis.error_reply('FULL ' .. int(depth) .. ' ' .. int(most))
+  end
+  return nil
 end
 
 local function count(state, purpose, by)
@@ -79,8 +97,35 @@ local function count(state, purpose, by)
   redis.call('HINCRBY', LEDGER, state, by)
 end
 
+-- What became of a group, a line an event; the newest of them where there are many. Only of a group that has a record.
+local function tell(gid, now, event)
+  local story = (redis.call('HGET', group_key(gid), 'story') or '') .. int(now) .. ' ' .. string.gsub(event, '%s+', ' ') .. '\n'
+  if #story > MOST_STORY then
+    story = string.match(string.sub(story, -MOST_STORY), '\n(.*)$') or ''
+  end
+  redis.call('HSET', group_key(gid), 'story', story)
+end
+
+-- Take a letter away. The record of its group lives no longer than that of any group that has ended.
+local function unletter(id, gid)
+  redis.call('XDEL', P .. 'dead', id)
+  local key = group_key(gid)
+  if redis.call('HGET', key, 'letter') == id then
+    redis.call('HDEL', key, 'letter')
+    if redis.call('TTL', key) > limits().retain_s then
+      redis.call('EXPIRE', key, int(limits().retain_s))
+    end
+  end
+end
+
+-- Returns its id.
 local function dead_letter(gid, reason, now)
-  redis.call('XADD', P .. 'dead', 'MAXLEN', '~', '10000', '*', 'g', gid, 'reason', reason, 'at', int(now))
+  local id = redis.call('XADD', P .. 'dead', '*', 'g', gid, 'reason', reason, 'at', int(now))
+  while redis.call('XLEN', P .. 'dead') > MOST_DEAD do
+    local oldest = redis.call('XRANGE', P .. 'dead', '-', '+', 'COUNT', '1')[1]
+    unletter(oldest[1], oldest[2][2] or '')
+  end
+  return id
 end
 
 -- Whether the name is of a group that was accepted and has not ended. Anything else in a stream was not written by these
@@ -96,14 +141,14 @@ local function finish(gid, purpose, from, outcome, reason, now)
   count(outcome, purpose, 1)
   local sid, index = string.match(gid, '^(.*)%-(%d+)$')
   redis.call('SETRANGE', P .. 'sub:' .. sid, index, LETTER[outcome])
-  if outcome == 'dead' then
-    dead_letter(gid, reason, now)
-  end
+  local letter = outcome == 'dead' and dead_letter(gid, reason, now) or ''
   redis.call('DEL', salvage_key(gid))
   local key = group_key(gid)
   if redis.call('EXISTS', key) == 1 then
-    redis.call('HSET', key, 'state', outcome, 'reason', reason)
-    redis.call('EXPIRE', key, int(limits().retain_s))
+    tell(gid, now, outcome .. (reason == '' and '' or ': ' .. reason))
+    redis.call('HSET', key, 'state', outcome, 'reason', reason, 'letter', letter)
+    local kept = limits()
+    redis.call('EXPIRE', key, int(outcome == 'dead' and math.max(kept.retain_s, kept.dead_retain_s) or kept.retain_s))
   end
 end
 

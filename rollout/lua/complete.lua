@@ -9,6 +9,8 @@ if r[1] ~= 'leased' or r[2] ~= attempt then
   return redis.error_reply('LEASELOST ' .. (r[1] or 'gone') .. ' ' .. (r[2] or '0'))
 end
 remove_entry(r[3], gid, r[4])
+local now = now_ms(ARGV[1])
+tell(gid, now, 'attempt ' .. attempt .. ' complete')
 if r[3] == 'train' then
   local entry = redis.call('XADD', P .. 'experience', '*', 'g', gid)
   redis.call('DEL', salvage_key(gid))
@@ -17,6 +19,6 @@ if r[3] == 'train' then
   count('experience', 'train', 1)
 else
   redis.call('HSET', key, 'result', ARGV[4], 'done', mark)
-  finish(gid, r[3], 'leased', 'delivered', '', now_ms(ARGV[1]))
+  finish(gid, r[3], 'leased', 'delivered', '', now)
 end
 return 1

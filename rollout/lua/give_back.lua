@@ -25,6 +25,7 @@ redis.call('XCLAIM', rollouts(purpose), ENGINES, RETURNED, '0', entry, 'JUSTID')
 redis.call('ZREM', P .. 'leases:' .. purpose, member)
 redis.call('ZADD', P .. 'returned:' .. purpose, int(now), member)
 redis.call('HSET', key, 'state', 'queued')
+tell(gid, now, 'attempt ' .. attempt .. (verb == 'fail' and ' failed: ' or ' given back: ') .. reason)
 count('leased', purpose, -1)
 count('queued', purpose, 1)
 return 1

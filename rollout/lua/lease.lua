@@ -30,11 +30,13 @@ local function take(purpose, gid, entry, from, cost)
   if from == 'leased' and r[5] then
     former[purpose .. ' ' .. r[5]] = true
   end
+  local over = from == 'leased' and r[5] and ', taken over from ' .. r[5] or ''
   local attempt, deadline, member = tonumber(r[1]) + 1, now + lease_ms, gid .. ' ' .. entry
   redis.call('ZREM', P .. 'returned:' .. purpose, member)
   redis.call('ZADD', P .. 'leases:' .. purpose, int(deadline), member)
   redis.call('HSET', key, 'state', 'leased', 'attempt', int(attempt), 'failures', int(failures), 'consumer', consumer,
     'deadline', int(deadline))
+  tell(gid, now, 'attempt ' .. int(attempt) .. ' leased by ' .. consumer .. over)
   if from == 'queued' then
     count('queued', purpose, -1)
     count('leased', purpose, 1)

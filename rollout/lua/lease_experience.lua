@@ -9,6 +9,12 @@ local now, token, nonce, want = now_ms(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV
 local stream = P .. 'experience'
 local out, granted = {}, {}
 
+-- To the writer, which did not hold it.
+local function hold(gid)
+  redis.call('HSET', group_key(gid), 'holder', token)
+  tell(gid, now, 'taken by writer ' .. token)
+end
+
 local function give(gid, r)
   out[#out + 1] = {gid, r[1], r[2]}
   granted[#granted + 1] = gid
@@ -29,7 +35,9 @@ allow_when_full()
 for i = 5, #ARGV do
   local r = redis.call('HMGET', group_key(ARGV[i]), 'request', 'result', 'state')
   if #out < want and r[3] == 'experience' and r[1] and r[2] then
-    redis.call('HSET', group_key(ARGV[i]), 'holder', token)
+    if redis.call('HGET', group_key(ARGV[i]), 'holder') ~= token then
+      hold(ARGV[i])
+    end
     give(ARGV[i], r)
   end
 end
@@ -51,7 +59,7 @@ while #ARGV == 4 and #out < want do
       redis.call('XDEL', stream, cursor)
       finish(gid, 'train', 'experience', 'dead', 'corrupt: record lost', now)
     elseif r[3] ~= token then
-      redis.call('HSET', group_key(gid), 'holder', token)
+      hold(gid)
       give(gid, r)
     end
   end

@@ -1,8 +1,12 @@
--- ARGV: now or "" (unused), group id, attempt, then per chunk its name "index:origin:start:stop" and its bytes. A chunk
+-- ARGV: now or "", group id, attempt, then per chunk its name "index:origin:start:stop" and its bytes. A chunk
 -- that is there stays; those of older origins of its sample go.
-local r = redis.call('HMGET', group_key(ARGV[2]), 'state', 'attempt')
+local r = redis.call('HMGET', group_key(ARGV[2]), 'state', 'attempt', 'kept')
 if r[1] ~= 'leased' or r[2] ~= ARGV[3] then
   return redis.error_reply('LEASELOST ' .. (r[1] or 'gone') .. ' ' .. (r[2] or '0'))
+end
+if r[3] ~= ARGV[3] then
+  redis.call('HSET', group_key(ARGV[2]), 'kept', ARGV[3])
+  tell(ARGV[2], now_ms(ARGV[1]), 'attempt ' .. ARGV[3] .. ' has tokens salvaged')
 end
 local key, newest = salvage_key(ARGV[2]), {}
 for i = 4, #ARGV, 2 do

@@ -1,9 +1,9 @@
--- ARGV: now or "", submission id, idempotency key or "", body digest, max_depth, max_failures, retain_s ("" each from a
--- producer that has no say in them), then per group its purpose, time to live (ms or ""), request.
+-- ARGV: now or "", submission id, idempotency key or "", body digest, max_depth, max_failures, retain_s, dead_retain_s
+-- ("" each from a producer that has no say in them), then per group its purpose, time to live (ms or ""), request.
 -- Returns {submission id, groups, created}.
 local now = now_ms(ARGV[1])
 local sid, idem, digest = ARGV[2], ARGV[3], ARGV[4]
-local FIRST = 8
+local FIRST = 9
 local n = (#ARGV - FIRST + 1) / 3
 
 if idem ~= '' then
@@ -22,16 +22,11 @@ if redis.call('EXISTS', P .. 'sub:' .. sid) == 1 then -- this very call, resent
 end
 
 if ARGV[5] ~= '' then
-  set_limits(ARGV[5], ARGV[6], ARGV[7])
+  set_limits(ARGV[5], ARGV[6], ARGV[7], ARGV[8])
 end
-local max_depth = limits().max_depth
-local depth = 0
-for _, value in ipairs(redis.call('HMGET', LEDGER, 'queued:train', 'queued:eval', 'queued:collect', 'leased:train',
-  'leased:eval', 'leased:collect', 'experience:train')) do
-  depth = depth + tonumber(value or 0)
-end
-if depth + n > max_depth then
-  return redis.error_reply('FULL ' .. int(depth) .. ' ' .. int(max_depth))
+local refused = full(n)
+if refused then
+  return refused
 end
 
 local counts = {}
@@ -47,7 +42,7 @@ for i = 0, n - 1 do
   counts[purpose] = counts[purpose] + 1
   local entry = redis.call('XADD', rollouts(purpose), '*', 'g', gid)
   redis.call('HSET', group_key(gid), 'state', 'queued', 'purpose', purpose, 'attempt', '0', 'failures', '0', 'expires',
-    ttl == '' and '' or int(now + tonumber(ttl)), 'request', ARGV[at + 2], 'entry', entry)
+    ttl == '' and '' or int(now + tonumber(ttl)), 'request', ARGV[at + 2], 'entry', entry, 'story', int(now) .. ' accepted\n')
 end
 for purpose, by in pairs(counts) do
   count('queued', purpose, by)

@@ -21,6 +21,7 @@ import pytest
 from rollout.queue import Ledger
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
+from tests.audited import contradictions
 from tests.running_fleet import TESTS, RunningFleet, run_fleet
 
 BATCH, STEPS, EVERY = 4, 8, 3
@@ -122,11 +123,12 @@ async def kill_redis(fleet: RunningFleet) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-async def ledger_and_audit(fleet: RunningFleet) -> tuple[Ledger, Ledger]:
+async def audited_ledger(fleet: RunningFleet, run: Path) -> Ledger:
+    """Its counters, once the auditor has nothing to say."""
     store = await RedisStore.connect(fleet.redis)
     try:
-        queue = RedisQueue(store, fleet.config.run)
-        return await queue.ledger(), await queue.audit()
+        assert await contradictions(run, store) == []
+        return await RedisQueue(store, fleet.config.run).ledger()
     finally:
         await store.close()
 
@@ -185,9 +187,7 @@ async def test_an_untied_llama_trains_through_a_killed_redis_and_trainer_while_u
             assert second.wait() == 0, second.output[-4000:]
         assert "resuming" in log.read_text()
         check_account(run)
-        ledger, audit = await ledger_and_audit(fleet)
-    assert ledger == audit
-    assert ledger.balance == 0
+        ledger = await audited_ledger(fleet, run)
     assert ledger.trained == STEPS * BATCH
     assert ledger.dead == 0
 
@@ -207,10 +207,8 @@ async def test_a_qwen2_with_biases_trains_through_a_restart_of_the_fleet(tmp_pat
             ask_as_a_user(fleet)
             assert running.wait() == 0, running.output[-4000:]
             check_account(run)
-            ledger, audit = await ledger_and_audit(fleet)
+            ledger = await audited_ledger(fleet, run)
     finally:
         training.__exit__(None, None, None)
-    assert ledger == audit
-    assert ledger.balance == 0
     assert ledger.trained == STEPS * BATCH
     assert ledger.dead == 0

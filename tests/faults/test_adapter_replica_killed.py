@@ -15,6 +15,7 @@ from rollout.client import RolloutClient
 from rollout.types import Segment
 from rollout.weights import version_dir
 from tests.fake_trainer import FakeTrainer, peft_logprobs
+from tests.fault_rows import FaultRow
 from tests.fleet_users import LONGEST, Readers, count, failed, users
 from tests.killed_replicas import AdapterKiller, delivered, handed_in, healthy, segments, trainer, versions
 from tests.running_fleet import run_fleet
@@ -35,8 +36,9 @@ max_lora_rank = 8
 """
 
 
+@pytest.mark.fault("kill -9 of a replica in a push of an adapter", "P6")
 async def test_samples_of_a_killed_replica_go_on_with_their_adapters_logprobs_and_users_stay_on_the_base(
-    tmp_path: Path,
+    tmp_path: Path, fault: FaultRow
 ) -> None:
     with (
         run_fleet(tmp_path, min_replicas=2, answers=LONGEST, more=_ADAPTERS) as fleet,
@@ -55,7 +57,8 @@ async def test_samples_of_a_killed_replica_go_on_with_their_adapters_logprobs_an
                 await pusher.interrupted_push(victim, replicas=2, noise=_NOISE)
                 await healthy(pusher, lambda beat: beat.replica == other.replica and beat.version == 2)
                 known = {victim.replica, other.replica}
-                await healthy(pusher, lambda beat: beat.replica not in known and beat.version == 2)
+                with fault.recovery():
+                    await healthy(pusher, lambda beat: beat.replica not in known and beat.version == 2)
                 groups = await delivered(fleet, client, rollout)
                 later = await delivered(fleet, client, client.submit(["later"], n=4, sampling={"max_tokens": 20}))
             await readers.check_lost(victim.replica, died=pusher.death.at)

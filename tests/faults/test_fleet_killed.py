@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fault_rows import FaultRow
 from tests.processes import is_running, wait_until_gone
 
 MAIN = """
@@ -33,8 +34,9 @@ finally:
 """
 
 
+@pytest.mark.fault("the main process of a fleet ends", "P10")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_is_left_when_the_main_process_ends(number: signal.Signals, tmp_path: Path) -> None:
+def test_nothing_is_left_when_the_main_process_ends(number: signal.Signals, tmp_path: Path, fault: FaultRow) -> None:
     process = subprocess.Popen([sys.executable, "-c", MAIN, str(tmp_path / "redis")], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     started = next(json.loads(line) for line in process.stdout if line.startswith("{"))
@@ -44,7 +46,8 @@ def test_nothing_is_left_when_the_main_process_ends(number: signal.Signals, tmp_
     os.kill(process.pid, number)
     process.wait(60)
 
-    assert wait_until_gone([*started["tree"], started["redis"]]) == []
+    with fault.recovery():
+        assert wait_until_gone([*started["tree"], started["redis"]]) == []
     deadline = time.monotonic() + 10
     while Path(started["ray_dir"]).exists() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollout.client import RolloutClient
+from tests.fault_rows import FaultRow
 from tests.fleet_users import LONGEST, Readers, count, failed, users
 from tests.killed_replicas import delivered, healthy, segments, trainer, versions
 from tests.running_fleet import run_fleet
@@ -16,7 +17,10 @@ pytestmark = pytest.mark.timeout(1500)
 _GROUPS = 120
 
 
-async def test_a_replica_that_users_share_is_killed_between_invitation_and_bytes(tmp_path: Path) -> None:
+@pytest.mark.fault("kill -9 of a replica in a push", "P6")
+async def test_a_replica_that_users_share_is_killed_between_invitation_and_bytes(
+    tmp_path: Path, fault: FaultRow
+) -> None:
     with (
         run_fleet(tmp_path, min_replicas=2, answers=LONGEST) as fleet,
         RolloutClient(fleet.url, fleet.tokens.rollout) as client,
@@ -31,7 +35,8 @@ async def test_a_replica_that_users_share_is_killed_between_invitation_and_bytes
                 await pusher.interrupted_push(victim, replicas=2)
                 await healthy(pusher, lambda beat: beat.replica == other.replica and beat.version == 1)
                 known = {victim.replica, other.replica}
-                (successor,) = await healthy(pusher, lambda beat: beat.replica not in known)
+                with fault.recovery():
+                    (successor,) = await healthy(pusher, lambda beat: beat.replica not in known)
                 assert successor.version == 1
                 groups = await delivered(fleet, client, rollout)
                 later = await delivered(fleet, client, client.submit(["later"], n=4, sampling={"max_tokens": 60}))

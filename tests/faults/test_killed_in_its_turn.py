@@ -10,11 +10,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from deploy.embedded_redis import EmbeddedRedis
 from rollout.redis_board import RedisBoard
 from rollout.redis_turns import RedisTurns
 from services.push_config import PushConfig
 from services.turns import Turns
+from tests.fault_rows import FaultRow
 from tests.integration.test_redis_board import a_beat
 from tests.queue_records import connected
 
@@ -62,8 +65,9 @@ async def holder(redis: str, fleet: str) -> AsyncIterator[asyncio.subprocess.Pro
         await process.wait()
 
 
+@pytest.mark.fault("kill -9 of a replica in its turn to stand still", "P6")
 async def test_the_turn_of_a_killed_replica_passes_on_when_its_heartbeats_have_ended(
-    redis_server: EmbeddedRedis,
+    redis_server: EmbeddedRedis, fault: FaultRow
 ) -> None:
     fleet = f"turn-{time.time_ns()}"
     async with asyncio.timeout(120), connected(redis_server.url) as store, holder(redis_server.url, fleet) as killed:
@@ -77,6 +81,7 @@ async def test_the_turn_of_a_killed_replica_passes_on_when_its_heartbeats_have_e
         assert await killed.wait() == -signal.SIGKILL
         async with Turns(table, "next", PUSH).turn():
             waited_s = time.monotonic() - killed_at
+            fault.fired, fault.recovery_s = True, round(waited_s, 3)
             assert not await table.take("third", share=PUSH.still_share, ttl_s=60), "the turn is taken"
     print(f"the turn passed on {waited_s:.2f} s after the kill")
     assert waited_s < BEAT_TTL_S + _SOON_S < PUSH.watchdog_s

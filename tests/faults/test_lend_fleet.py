@@ -17,6 +17,7 @@ from rollout.board import Heartbeat, ReplicaRole
 from rollout.client import RolloutClient
 from rollout.client_records import Rollout
 from rollout.queue import GroupStatus
+from tests.fault_rows import FaultRow
 from tests.fleet_users import LONGEST, Answer, Readers, User, count, failed, users
 from tests.killed_replicas import Death, Killer, delivered, healthy, segments, trainer, versions
 from tests.running_fleet import START_S, RunningFleet, run_fleet
@@ -117,7 +118,10 @@ def parts(replica: dict[str, Any]) -> dict[str, float]:
     return back[-1] if back else {}
 
 
-async def test_a_lent_replica_is_killed_between_invitation_and_bytes(fleet: RunningFleet, tmp_path: Path) -> None:
+@pytest.mark.fault("kill -9 of a lent replica in a push", "P6")
+async def test_a_lent_replica_is_killed_between_invitation_and_bytes(
+    fleet: RunningFleet, tmp_path: Path, fault: FaultRow
+) -> None:
     with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
         async with trainer(fleet, tmp_path / "weights") as pusher:
             rollout = submitted(client, "q")
@@ -125,16 +129,20 @@ async def test_a_lent_replica_is_killed_between_invitation_and_bytes(fleet: Runn
             with users(fleet, "assistant", count=1) as asking:
                 await asyncio.sleep(1)
                 await pusher.interrupted_push(lent, replicas=1)
-                (successor,) = await healthy(
-                    pusher, lambda beat: beat.role is ReplicaRole.ROLLOUT and beat.replica != lent.replica
-                )
+                with fault.recovery():
+                    (successor,) = await healthy(
+                        pusher, lambda beat: beat.role is ReplicaRole.ROLLOUT and beat.replica != lent.replica
+                    )
                 await healthy(pusher, lambda beat: beat.replica == successor.replica and beat.version == 1)
                 check_versions(await delivered(fleet, client, rollout), {0, 1})
             assert failed(asking) == []
             assert count(asking) > 50
 
 
-async def test_a_replica_is_killed_on_its_way_back_to_users(fleet: RunningFleet, tmp_path: Path) -> None:
+@pytest.mark.fault("kill -9 of a replica on its way back to users", "P7")
+async def test_a_replica_is_killed_on_its_way_back_to_users(
+    fleet: RunningFleet, tmp_path: Path, fault: FaultRow
+) -> None:
     with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
         async with trainer(fleet, tmp_path / "weights") as pusher:
             rollout = submitted(client, "r")
@@ -145,13 +153,17 @@ async def test_a_replica_is_killed_on_its_way_back_to_users(fleet: RunningFleet,
                 pusher.death.of(lent)
                 for user in crowd:
                     user.over.set()
-                await healthy(pusher, lambda beat: beat.replica != lent.replica, count=2)
+                with fault.recovery():
+                    await healthy(pusher, lambda beat: beat.replica != lent.replica, count=2)
                 await delivered(fleet, client, rollout)
             assert failed([*asking, *crowd]) == []
             assert count(asking) > 50
 
 
-async def test_a_replica_is_killed_while_its_last_users_finish(fleet: RunningFleet, tmp_path: Path) -> None:
+@pytest.mark.fault("kill -9 of a replica whose last users finish", "P7")
+async def test_a_replica_is_killed_while_its_last_users_finish(
+    fleet: RunningFleet, tmp_path: Path, fault: FaultRow
+) -> None:
     with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
         async with trainer(fleet, tmp_path / "weights") as pusher:
             both = await both_serve(fleet, pusher)
@@ -161,15 +173,17 @@ async def test_a_replica_is_killed_while_its_last_users_finish(fleet: RunningFle
             leaving = await in_role(pusher, ReplicaRole.DRAINING)
             with users(fleet, "assistant") as asking:
                 pusher.death.of(leaving)
-                await healthy(pusher, lambda beat: beat.replica != leaving.replica, count=2)
+                with fault.recovery():
+                    await healthy(pusher, lambda beat: beat.replica != leaving.replica, count=2)
                 await delivered(fleet, client, rollout)
             await readers.check_lost(leaving.replica, died=pusher.death.at)
             assert failed(asking) == []
             assert count(asking) > 50
 
 
+@pytest.mark.fault("kill -9 of the only replica that serves", "P7")
 async def test_the_only_replica_that_serves_is_killed_and_the_lent_one_comes_back_for_users(
-    fleet: RunningFleet, tmp_path: Path
+    fleet: RunningFleet, tmp_path: Path, fault: FaultRow
 ) -> None:
     with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
         async with trainer(fleet, tmp_path / "weights") as pusher:
@@ -180,9 +194,10 @@ async def test_the_only_replica_that_serves_is_killed_and_the_lent_one_comes_bac
             await readers.begin([serving.replica])
             with users(fleet, "assistant", count=4, since=pusher.death.known) as asking:
                 pusher.death.of(serving)
-                back = await pusher.beat_where(
-                    lambda beat: beat.replica == lent.replica and beat.role is ReplicaRole.SERVING
-                )
+                with fault.recovery():
+                    back = await pusher.beat_where(
+                        lambda beat: beat.replica == lent.replica and beat.role is ReplicaRole.SERVING
+                    )
                 await healthy(pusher, lambda beat: beat.replica != serving.replica, count=2)
                 await delivered(fleet, client, rollout)
             await readers.check_lost(serving.replica, died=pusher.death.at)

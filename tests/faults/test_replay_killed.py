@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.audited import contradictions
+from tests.fault_rows import FaultRow
 from tests.replay_kit import replay_config, replay_process, result_of, write_recording
 from tests.tiny_models import build_policy
 from tests.trainer_kit import metrics
@@ -42,31 +44,36 @@ async def ppo_twin(single_rank: None, tmp_path_factory: pytest.TempPathFactory) 
     return config
 
 
+@pytest.mark.fault("kill -9 of a trainer with a critic", "P4")
 @pytest.mark.parametrize("at", list(Milestone))
 async def test_a_replay_with_a_critic_killed_at_a_milestone_ends_with_both_models_of_its_twin(
-    ppo_twin: TrainConfig, at: Milestone, tmp_path: Path
+    ppo_twin: TrainConfig, at: Milestone, tmp_path: Path, fault: FaultRow
 ) -> None:
     found = result_of(ppo_twin)
     assert {"critic/model.safetensors", "critic-state/optimizer.safetensors", "policy/model.safetensors"} <= set(found)
     assert found["critic/model.safetensors"] != found["policy/model.safetensors"]
-    await killed_and_resumed(ppo_twin, at, tmp_path)
+    await killed_and_resumed(ppo_twin, at, tmp_path, fault)
 
 
+@pytest.mark.fault("kill -9 of the trainer", "P4")
 @pytest.mark.parametrize("at", list(Milestone))
 async def test_a_replay_killed_at_a_milestone_ends_with_the_weights_of_its_twin(
-    twin: TrainConfig, at: Milestone, tmp_path: Path
+    twin: TrainConfig, at: Milestone, tmp_path: Path, fault: FaultRow
 ) -> None:
-    await killed_and_resumed(twin, at, tmp_path)
+    await killed_and_resumed(twin, at, tmp_path, fault)
 
 
-async def killed_and_resumed(twin: TrainConfig, at: Milestone, tmp_path: Path) -> None:
+async def killed_and_resumed(twin: TrainConfig, at: Milestone, tmp_path: Path, fault: FaultRow) -> None:
     config = twin.model_copy(update={"run": "killed", "runs_dir": tmp_path})
     count = 2 if at in ONCE_A_CHECKPOINT else 5  # after the checkpoint of step 3, and not beyond that of step 6
     code, output = replay_process(config, at, count)
     assert code == -signal.SIGKILL, output
     assert not (config.run_dir / "checkpoints" / "step-00000007").exists()
     assert len(metrics(config.run_dir)) >= 3
+    assert await contradictions(config.run_dir) == []
     assert config.replay is not None
-    await daemon._replay(config, config.replay)
+    with fault.recovery():
+        await daemon._replay(config, config.replay)
+    assert await contradictions(config.run_dir) == []
     assert result_of(config) == result_of(twin)
     assert {line["step"] for line in metrics(config.run_dir)} == {line["step"] for line in metrics(twin.run_dir)}

@@ -15,6 +15,7 @@ import pytest
 from rollout.board import Board, Heartbeat
 from rollout.client import RolloutClient
 from rollout.redis_board import RedisBoard
+from tests.fault_rows import FaultRow
 from tests.killed_replicas import Death, connected, delivered, handed_in
 from tests.processes import wait_until_gone
 from tests.running_fleet import START_S, RunningFleet
@@ -81,8 +82,9 @@ async def next_beat(fleet: RunningFleet, board: Board, replica: str) -> Heartbea
             await asyncio.sleep(0.002)
 
 
+@pytest.mark.fault("kill -9 of a replica that generates", "P1")
 async def test_a_killed_replicas_samples_go_on_elsewhere_and_lose_no_more_tokens_than_they_may(
-    fleet: RunningFleet,
+    fleet: RunningFleet, fault: FaultRow
 ) -> None:
     victim = healthy_replica(fleet, besides=set())["replica"]
     async with connected(fleet) as store:
@@ -94,7 +96,8 @@ async def test_a_killed_replicas_samples_go_on_elsewhere_and_lose_no_more_tokens
             rollout = client.submit(prompts, n=_SAMPLES, sampling={"max_tokens": 64})
             generated = await killed_as_it_speaks(fleet, board, victim) - before[victim].rollout_tokens
             assert client.get(rollout.id).counts.get("delivered", 0) < _GROUPS, "killed at its work"
-            await asyncio.to_thread(healthy_replica, fleet, besides=set(before))
+            with fault.recovery():
+                await asyncio.to_thread(healthy_replica, fleet, besides=set(before))
             groups = await delivered(fleet, client, rollout)
         await asyncio.sleep(2)  # the next heartbeats
         after = {beat.replica: beat for beat in await board.replicas(fleet.config.fleet) if beat.replica != victim}
@@ -108,7 +111,10 @@ async def test_a_killed_replicas_samples_go_on_elsewhere_and_lose_no_more_tokens
     assert status_of_a_users_request(fleet) == 200
 
 
-def test_a_dead_engine_loses_no_group_and_ends_with_its_replica_for_which_another_comes(fleet: RunningFleet) -> None:
+@pytest.mark.fault("kill -9 of an engine", "P1")
+def test_a_dead_engine_loses_no_group_and_ends_with_its_replica_for_which_another_comes(
+    fleet: RunningFleet, fault: FaultRow
+) -> None:
     victim = healthy_replica(fleet, besides=set())
     others = {replica["replica"] for replica in replicas(fleet)}
     engine = psutil.Process(victim["pid"]).children(recursive=True)
@@ -127,6 +133,7 @@ def test_a_dead_engine_loses_no_group_and_ends_with_its_replica_for_which_anothe
 
         os.kill(victim["pid"], signal.SIGKILL)
         assert wait_until_gone([victim["pid"], *(process.pid for process in engine)], seconds=_REAPED_S) == []
-        healthy_replica(fleet, besides=others)
+        with fault.recovery():
+            healthy_replica(fleet, besides=others)
         asyncio.run(delivered(fleet, client, rollout))
     assert status_of_a_users_request(fleet) == 200

@@ -17,6 +17,7 @@ from rollout.client import RolloutClient
 from rollout.queue import QueueStats
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
+from tests.fault_rows import FaultRow
 from tests.killed_replicas import check_ledger
 from tests.ports import free_port
 from tests.running_fleet import RunningFleet, run_configured, write_toml
@@ -83,7 +84,8 @@ def _leased(stats: QueueStats) -> int:
     return sum(stats.leased.values())
 
 
-def test_leases_are_given_back_while_users_requests_still_run(bench: Any, tmp_path: Path) -> None:
+@pytest.mark.fault("Serve downscale with running rollouts", "P10")
+def test_leases_are_given_back_while_users_requests_still_run(bench: Any, tmp_path: Path, fault: FaultRow) -> None:
     model = bench("large_policy").large_policy(tmp_path / "model")
     toml = write_toml(tmp_path, model=model, port=free_port(), max_replicas=1, context=_LONGEST, max_tokens=_LONGEST)
     with run_configured(tmp_path, toml) as fleet, ThreadPoolExecutor() as threads:
@@ -105,6 +107,7 @@ def test_leases_are_given_back_while_users_requests_still_run(bench: Any, tmp_pa
         serve.stdin.flush()
         assert serve.stdout.readline() == "deleting\n"
         seconds = asyncio.run(seconds_until_nothing_is_leased(fleet, users))
+        fault.fired, fault.recovery_s = True, round(seconds, 3)
         print(f"leases back after {seconds:.2f} s; figures of the replica: {stats}")
         assert seconds < _SOON * until_answered_s(users, seconds)
         serve.wait(60)

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.fault_rows import FaultRow
 from tests.processes import is_running, wait_until_gone
 
 MAIN = """
@@ -44,7 +47,10 @@ with ExitStack() as stack:
 """
 
 
-def test_children_and_grandchildren_of_a_killed_worker_end_and_exit_codes_are_kept(tmp_path: Path) -> None:
+@pytest.mark.fault("kill -9 of a Ray worker", "P10")
+def test_children_and_grandchildren_of_a_killed_worker_end_and_exit_codes_are_kept(
+    tmp_path: Path, fault: FaultRow
+) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", MAIN, str(tmp_path / "redis")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -55,7 +61,8 @@ def test_children_and_grandchildren_of_a_killed_worker_end_and_exit_codes_are_ke
         assert started["code"] == 3
         assert all(is_running(pid) for pid in started["family"])
         os.kill(started["pid"], signal.SIGKILL)
-        assert wait_until_gone(started["family"], seconds=30) == []
+        with fault.recovery():
+            assert wait_until_gone(started["family"], seconds=30) == []
         assert process.poll() is None, "it is the worker's end and not the fleet's that ended them"
     finally:
         process.communicate("\n", timeout=60)

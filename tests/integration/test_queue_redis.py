@@ -19,6 +19,7 @@ from rollout.queue import QueueLimits
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import GroupState, Purpose
+from tests.fault_rows import FaultRow
 from tests.queue_records import a_group, a_request
 
 TRAIN = [Purpose.TRAIN]
@@ -59,15 +60,19 @@ async def test_many_consumers_share_the_work_without_doing_any_twice(queue: Redi
     await assert_exact(queue)
 
 
-async def test_two_trainers_racing_for_the_claim_leave_one_writer(queue: RedisQueue) -> None:
+@pytest.mark.fault("two trainers at once", "P12")
+async def test_two_trainers_racing_for_the_claim_leave_one_writer(queue: RedisQueue, fault: FaultRow) -> None:
     claims = await asyncio.gather(*(queue.acquire_writer(f"t{i}", ttl_s=30) for i in range(8)), return_exceptions=True)
     assert [type(c) for c in claims].count(WriterBusy) == 7
+    fault.fired = True
 
 
-async def test_an_older_token_is_refused_everywhere(queue: RedisQueue) -> None:
+@pytest.mark.fault("a trainer that another has replaced", "P12")
+async def test_an_older_token_is_refused_everywhere(queue: RedisQueue, fault: FaultRow) -> None:
     old = await queue.acquire_writer("t", ttl_s=30)
     new = await queue.acquire_writer("t", ttl_s=30)
     assert new > old
+    fault.fired = True
     for call in (
         queue.renew_writer(old, ttl_s=1),
         queue.release_writer(old),
@@ -102,18 +107,23 @@ async def test_a_submission_is_accepted_whole_or_not_at_all(redis_store: RedisSt
     assert (await queue.ledger()).accepted == 3
 
 
-async def test_a_key_used_twice_gives_the_same_groups_and_another_body_a_conflict(queue: RedisQueue) -> None:
+@pytest.mark.fault("duplicate and concurrent submits", "P3")
+async def test_a_key_used_twice_gives_the_same_groups_and_another_body_a_conflict(
+    queue: RedisQueue, fault: FaultRow
+) -> None:
     calls = [queue.submit([a_request(1), a_request(2)], idempotency_key="k") for _ in range(6)]
     found = await asyncio.gather(*calls)
     assert len({s.id for s in found}) == 1
     assert [s.created for s in found].count(True) == 1
+    fault.fired = True
     with pytest.raises(IdempotencyConflict, match="'k'") as conflict:
         await queue.submit([a_request(3)], idempotency_key="k")
     assert conflict.value.submission_id == found[0].id
     assert (await queue.ledger()).accepted == 2
 
 
-async def test_a_call_whose_answer_was_lost_has_its_effect_once(redis_store: RedisStore) -> None:
+@pytest.mark.fault("lost reply after a write", "P1")
+async def test_a_call_whose_answer_was_lost_has_its_effect_once(redis_store: RedisStore, fault: FaultRow) -> None:
     """The first answer to every script is thrown away and the call sent again, as after a broken connection."""
 
     class Resending(RedisStore):
@@ -128,6 +138,7 @@ async def test_a_call_whose_answer_was_lost_has_its_effect_once(redis_store: Red
         queue = RedisQueue(store, "resent")
         submitted = await queue.submit([a_request(i) for i in range(8)])
         assert submitted.created
+        fault.fired = True
         leases = await queue.lease("c", count=6, lease_s=30, purposes=TRAIN)
         assert [lease.attempt for lease in leases] == [1] * 6
         for lease in leases[:3]:
@@ -147,7 +158,10 @@ async def test_a_call_whose_answer_was_lost_has_its_effect_once(redis_store: Red
         await store.close()
 
 
-async def test_an_unreadable_request_becomes_a_dead_letter_and_blocks_nothing(queue: RedisQueue) -> None:
+@pytest.mark.fault("corrupted requests", "P9")
+async def test_an_unreadable_request_becomes_a_dead_letter_and_blocks_nothing(
+    queue: RedisQueue, fault: FaultRow
+) -> None:
     submission = await queue.submit([a_request(i) for i in range(3)])
     await queue._store.command("HSET", key(queue, f"group:{submission.group_ids[0]}"), "request", b"garbage")
     await queue._store.command("DEL", key(queue, f"group:{submission.group_ids[1]}"))
@@ -155,6 +169,7 @@ async def test_an_unreadable_request_becomes_a_dead_letter_and_blocks_nothing(qu
     leases = await queue.lease("c", count=9, lease_s=30, purposes=TRAIN)
     assert [lease.group_id for lease in leases] == [submission.group_ids[2]]
     assert (await queue.ledger()).dead == 2
+    fault.fired = True
     assert all(letter.reason.startswith("corrupt") for letter in await queue.dead_letters())
     assert len(await queue.dead_letters()) == 3
     await assert_exact(queue)
@@ -222,7 +237,10 @@ async def test_a_writer_sets_limits_only_where_none_are(redis_store: RedisStore)
         await RedisQueue(redis_store, "writer-limits").submit([a_request()])
 
 
-async def test_unreadable_experience_becomes_a_dead_letter_and_blocks_nothing(queue: RedisQueue) -> None:
+@pytest.mark.fault("corrupted experience", "P9")
+async def test_unreadable_experience_becomes_a_dead_letter_and_blocks_nothing(
+    queue: RedisQueue, fault: FaultRow
+) -> None:
     await queue.submit([a_request(i) for i in range(3)])
     leases = await queue.lease("c", count=3, lease_s=30, purposes=TRAIN)
     for lease in leases:
@@ -233,6 +251,7 @@ async def test_unreadable_experience_becomes_a_dead_letter_and_blocks_nothing(qu
     token = await queue.acquire_writer("t", ttl_s=30)
     assert [e.group_id for e in await queue.lease_experience(token, count=9)] == [ids[2]]
     assert (await queue.ledger()).dead == 2
+    fault.fired = True
     await assert_exact(queue)
 
 
@@ -304,7 +323,10 @@ async def test_a_consumer_that_holds_work_is_kept_and_a_vanished_one_forgotten(r
     await assert_exact(queue)
 
 
-async def test_the_queue_can_be_drained_when_the_server_is_out_of_memory(redis_store: RedisStore) -> None:
+@pytest.mark.fault("Redis at maxmemory", "P8")
+async def test_the_queue_can_be_drained_when_the_server_is_out_of_memory(
+    redis_store: RedisStore, fault: FaultRow
+) -> None:
     queue = RedisQueue(redis_store, "memory")
     submission = await queue.submit([a_request(i) for i in range(4)])
     leases = await queue.lease("c", count=3, lease_s=30, purposes=TRAIN)
@@ -315,6 +337,7 @@ async def test_the_queue_can_be_drained_when_the_server_is_out_of_memory(redis_s
             await queue.submit([a_request()])
         with pytest.raises(StoreUnavailable, match="full"):
             await redis_store.command("SET", "any", "value")
+        fault.fired = True
         await queue.release_writer(token)
         token = await queue.acquire_writer("restarted", ttl_s=30)
         await queue.set_gate(token, batch_groups=1, eta=0)

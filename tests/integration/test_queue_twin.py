@@ -128,6 +128,16 @@ class TwinQueues(RuleBasedStateMachine):
     def reject(self, lease: Lease) -> None:
         self.both(lambda q: q.reject(lease, reason="no use"))
 
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(self.known))
+        self.both(lambda q: q.retry(name))
+
+    @rule(data=st.data())
+    def drop_letters(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(self.known))
+        self.both(lambda q: q.drop_letters(name))
+
     @rule(consumer=consumers)
     def remove_consumer(self, consumer: str) -> None:
         self.both(lambda q: q.remove_consumer(consumer))

@@ -15,6 +15,8 @@ from rollout.errors import ConfigError
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
+from tests.audited import contradictions
+from tests.fault_rows import FaultRow
 from tests.ports import free_port
 from tests.replay_kit import replay_config, write_recording
 from tests.simulated_engine import running, simulated
@@ -22,6 +24,7 @@ from tests.tiny_models import build_policy
 from tests.trainer_kit import Daemon, metrics, steps_reached, train_config, write_prompts
 from trainer import daemon as daemon_module
 from trainer.checkpoint import CheckpointStore, TrainerState
+from trainer.config import TrainConfig
 from trainer.run_lock import run_lock
 
 
@@ -30,12 +33,10 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_policy(tmp_path_factory.mktemp("policy"), "qwen3_tied")
 
 
-async def balanced(store: RedisStore, run: str) -> RedisQueue:
-    queue = RedisQueue(store, run)
-    ledger = await queue.ledger()
-    assert ledger.balance == 0
-    assert ledger == await queue.audit()
-    return queue
+async def audited(store: RedisStore, config: TrainConfig) -> RedisQueue:
+    """Its queue, once the auditor has nothing to say."""
+    assert await contradictions(config.run_dir, store) == []
+    return RedisQueue(store, config.run)
 
 
 async def test_a_run_learns_and_leaves_a_complete_account(
@@ -67,7 +68,7 @@ async def test_a_run_learns_and_leaves_a_complete_account(
     assert len(summary["pushes"]) == 13
     assert max(engine.canary_gaps) < 1e-4
     assert all(not push["missing"] for push in summary["pushes"])
-    queue = await balanced(redis_store, config.run)
+    queue = await audited(redis_store, config)
     assert (await queue.ledger()).trained == 96
     assert await RedisBoard(redis_store).attached_run(config.fleet) is None
     engine_gaps = [line["engine_gap"] for line in metrics(config.run_dir) if "engine_gap" in line]
@@ -104,11 +105,12 @@ async def test_evaluations_while_training_goes_on_are_of_one_version_each(
     assert during
     assert all(one["versions"] == [one["step"] + 1] * 2 and one["failed_groups"] == 0 for one in during)
     assert await RedisBoard(redis_store).pinned(config.fleet) is None
-    await balanced(redis_store, config.run)
+    await audited(redis_store, config)
 
 
+@pytest.mark.fault("kill -9 of a live trainer", "P2")
 async def test_a_killed_run_resumes_without_reusing_a_version_or_a_group(
-    tmp_path: Path, redis_store: RedisStore, model_dir: Path, ray_address: str
+    tmp_path: Path, redis_store: RedisStore, model_dir: Path, ray_address: str, fault: FaultRow
 ) -> None:
     config = train_config(
         tmp_path,
@@ -130,6 +132,8 @@ async def test_a_killed_run_resumes_without_reusing_a_version_or_a_group(
         journal = [json.loads(line) for line in (config.run_dir / "journal.jsonl").read_text().splitlines()]
         second = Daemon(config, tmp_path)
         try:
+            with fault.recovery():
+                await steps_reached(config.run_dir, 7, second)
             assert await second.exit_code() == 0, second.output
         finally:
             second.end()
@@ -139,7 +143,7 @@ async def test_a_killed_run_resumes_without_reusing_a_version_or_a_group(
     ids = [group for entry in after for group in entry["group_ids"]]
     assert len(ids) == len(set(ids)) == 36
     assert engine.versions_seen == sorted(set(engine.versions_seen))
-    queue = await balanced(redis_store, config.run)
+    queue = await audited(redis_store, config)
     assert (await queue.ledger()).trained == 36
     repeated = [line["step"] for line in metrics(config.run_dir)]
     assert repeated.count(5) == 2
@@ -166,8 +170,9 @@ async def test_a_replay_of_two_ranks_runs_as_ray_actors_and_needs_no_redis(
     assert (summary["step"], summary["groups_trained"], summary["skipped_steps"]) == (7, 21, 0)
 
 
+@pytest.mark.fault("damaged newest checkpoint", "P2", destroys=True)
 async def test_a_run_whose_newest_checkpoint_is_damaged_trains_its_lost_steps_anew(
-    tmp_path: Path, redis_store: RedisStore, model_dir: Path, ray_address: str
+    tmp_path: Path, redis_store: RedisStore, model_dir: Path, ray_address: str, fault: FaultRow
 ) -> None:
     config = train_config(
         tmp_path, redis_store.config, "damaged", model_dir, steps=4, ray_address=ray_address, checkpoint={"every": 2}
@@ -186,24 +191,30 @@ async def test_a_run_whose_newest_checkpoint_is_damaged_trains_its_lost_steps_an
     lines = metrics(config.run_dir)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 3, 4, 5]
     assert all(line["applied"] for line in lines)
-    assert (await (await balanced(redis_store, config.run)).ledger()).trained == 28
+    assert (await RedisQueue(redis_store, config.run).ledger()).trained == 28
+    fault.fired, fault.lost = True, 8
+    fault.named = await contradictions(config.run_dir, redis_store)
+    assert len(fault.named) == 8, "the groups that the damaged checkpoint had settled, and nothing else"
+    assert all(line.startswith("P2: ") and "ended as trained, and no step" in line for line in fault.named)
 
 
+@pytest.mark.fault("SIGTERM of the trainer", "P10")
 async def test_sigterm_checkpoints_settles_and_exits_zero(
-    tmp_path: Path, redis_store: RedisStore, model_dir: Path
+    tmp_path: Path, redis_store: RedisStore, model_dir: Path, fault: FaultRow
 ) -> None:
     config = train_config(tmp_path, redis_store.config, "stopped", model_dir, steps=500, checkpoint={"every": 100})
     async with running(simulated(redis_store, config)):
         daemon = Daemon(config, tmp_path)
         try:
             await steps_reached(config.run_dir, 2, daemon)
-            daemon.send(signal.SIGTERM)
-            assert await daemon.exit_code() == 0, daemon.output
+            with fault.recovery():
+                daemon.send(signal.SIGTERM)
+                assert await daemon.exit_code() == 0, daemon.output
         finally:
             daemon.end()
     done = metrics(config.run_dir)[-1]["step"]
     assert (config.run_dir / "checkpoints" / f"step-{done:08d}" / "manifest.json").exists()
-    queue = await balanced(redis_store, config.run)
+    queue = await audited(redis_store, config)
     assert (await queue.ledger()).trained == done * config.batch_groups
     token = await queue.acquire_writer("someone else", ttl_s=5)
     await queue.release_writer(token)
@@ -291,8 +302,9 @@ async def test_a_run_directory_in_use_by_a_trainer_of_another_redis_is_refused(
     await queue.release_writer(await queue.acquire_writer("someone else", ttl_s=5))
 
 
+@pytest.mark.fault("a second trainer takes the run over", "P12")
 async def test_a_fenced_trainer_stops_at_once(
-    tmp_path: Path, redis_store: RedisStore, model_dir: Path, ray_address: str
+    tmp_path: Path, redis_store: RedisStore, model_dir: Path, ray_address: str, fault: FaultRow
 ) -> None:
     config = train_config(tmp_path, redis_store.config, "fenced", model_dir, ray_address=ray_address, steps=500)
     async with running(simulated(redis_store, config)):
@@ -303,7 +315,8 @@ async def test_a_fenced_trainer_stops_at_once(
             await redis_store.command("HSET", f"{config.redis.namespace}:{{{config.run}}}:writer", "until", "0")
             queue = RedisQueue(redis_store, config.run)
             token = await queue.acquire_writer("usurper", ttl_s=60)
-            assert await daemon.exit_code(30) == 3, daemon.output
+            with fault.recovery():
+                assert await daemon.exit_code(30) == 3, daemon.output
             await queue.renew_writer(token, ttl_s=60)
         finally:
             daemon.end()
@@ -336,7 +349,7 @@ async def test_groups_that_are_too_old_are_dropped_as_stale(
             daemon.end()
     assert metrics(config.run_dir)[-1]["step"] == 2
     assert metrics(config.run_dir)[-1]["staleness_max"] == 2
-    await balanced(redis_store, config.run)
+    await audited(redis_store, config)
 
 
 async def test_two_ranks_with_a_reference_and_overlapped_evaluation(
@@ -374,7 +387,7 @@ async def test_two_ranks_with_a_reference_and_overlapped_evaluation(
     assert lines[-1]["reference_kl"] > 0
     labels = [e["label"] for e in json.loads((config.run_dir / "summary.json").read_text())["evaluations"]]
     assert {"start", "step-2", "end"} <= set(labels)
-    await balanced(redis_store, config.run)
+    await audited(redis_store, config)
 
 
 async def answered(url: str, daemon: Daemon) -> str:

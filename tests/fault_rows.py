@@ -1,0 +1,100 @@
+"""The fault matrix: a row of each test that is marked `fault`, and the report of `make faults`.
+
+A test says by its row that the fault happened, how long the way back took, and what was lost or counted twice. A row
+that says nothing of its fault counts as one whose fault never happened.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pytest
+
+MARK = "fault(what, promise, destroys=False): a row of the fault matrix; `destroys` where acknowledged data itself is"
+MOST_SKIPPED = 2
+KEY = pytest.StashKey[list["FaultRow"]]()
+
+
+@dataclass
+class FaultRow:
+    """Of one test."""
+
+    fault: str
+    promise: str
+    destroys: bool = False
+    fired: bool = False
+    """The fault happened, as the test saw."""
+    survived: bool = False
+    """All that the test wanted afterwards was so."""
+    recovery_s: float | None = None
+    """From the fault, or its end where it has one, until work went on."""
+    lost: int = 0
+    """Groups that were acknowledged and are gone."""
+    duplicated: int = 0
+    """Groups that counted twice."""
+    named: Sequence[str] = ()
+    """What the auditor said was missing."""
+    skipped: str | None = None
+
+    @contextmanager
+    def recovery(self) -> Iterator[None]:
+        """The fault has happened; work goes on where this ends."""
+        self.fired = True
+        began = time.monotonic()
+        yield
+        self.recovery_s = round(time.monotonic() - began, 3)
+
+    @property
+    def wrong(self) -> str | None:
+        """Why the matrix does not hold."""
+        if self.skipped is not None:
+            return None
+        if not self.survived:
+            return "failed"
+        if not self.fired:
+            return "never fired"
+        if self.duplicated:
+            return f"{self.duplicated} counted twice"
+        if self.lost and not (self.destroys and self.named):
+            return f"{self.lost} lost"
+        return None
+
+
+def row_of(item: pytest.Item) -> FaultRow | None:
+    """The new row of a test that is marked."""
+    mark = item.get_closest_marker("fault")
+    if mark is None:
+        return None
+    what, promise = mark.args
+    variant = f" [{item.callspec.id}]" if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ""
+    return FaultRow(what + variant, promise, destroys=mark.kwargs.get("destroys", False))
+
+
+def problems(rows: Sequence[FaultRow]) -> list[str]:
+    """Of the whole matrix."""
+    found = [f"{row.fault}: {row.wrong}" for row in rows if row.wrong is not None]
+    skipped = [row.fault for row in rows if row.skipped is not None]
+    if len(skipped) > MOST_SKIPPED:
+        found.append(f"{len(skipped)} rows were skipped, and at most {MOST_SKIPPED} may be: {'; '.join(skipped)}")
+    return found
+
+
+def write_report(path: Path, rows: Sequence[FaultRow], *, seconds: float) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"faults": [asdict(row) for row in rows], "problems": problems(rows), "seconds": round(seconds, 1)}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def table(rows: Sequence[FaultRow]) -> str:
+    """For people."""
+    width = max((len(row.fault) for row in rows), default=0)
+    lines = [f"{'fault':<{width}}  promise  fired  recovery  lost  twice"]
+    for row in rows:
+        recovery = "-" if row.recovery_s is None else f"{row.recovery_s:.1f} s"
+        fired = "skip" if row.skipped is not None else "yes" if row.fired else "no"
+        counts = f"{row.lost:>4}  {row.duplicated:>5}"
+        lines.append(f"{row.fault:<{width}}  {row.promise:<7}  {fired:<5}  {recovery:>8}  {counts}  {row.wrong or ''}")
+    return "\n".join(line.rstrip() for line in lines)

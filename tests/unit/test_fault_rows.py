@@ -1,0 +1,33 @@
+"""When the fault matrix holds, and when it does not."""
+
+from dataclasses import replace
+
+from tests.fault_rows import FaultRow, problems, table
+
+GOOD = FaultRow("kill -9 of Redis", "P1", fired=True, survived=True, recovery_s=1.25)
+
+
+def test_a_row_whose_fault_happened_and_was_survived_is_in_order() -> None:
+    assert problems([GOOD]) == []
+    assert "kill -9 of Redis  P1       yes       1.2 s     0      0" in table([GOOD])
+
+
+def test_what_is_wrong_with_a_row_is_said() -> None:
+    wrong = [
+        replace(GOOD, survived=False),
+        replace(GOOD, fired=False),
+        replace(GOOD, duplicated=2),
+        replace(GOOD, lost=3),
+        replace(GOOD, lost=3, destroys=True),
+    ]
+    assert [row.wrong for row in wrong] == ["failed", "never fired", "2 counted twice", "3 lost", "3 lost"]
+
+
+def test_destroyed_data_may_be_lost_where_the_auditor_names_it() -> None:
+    assert problems([replace(GOOD, lost=1, destroys=True, named=("group a-0",))]) == []
+
+
+def test_two_rows_may_be_skipped_and_no_third() -> None:
+    skipped = replace(GOOD, fired=False, survived=False, skipped="no disk of its own")
+    assert problems([skipped] * 2) == []
+    assert "3 rows were skipped" in problems([skipped] * 3)[0]
