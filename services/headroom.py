@@ -2,7 +2,8 @@
 learned from users who shared the engine.
 
     a user ended outside:  a step down; after three in one moment nobody counts until it is over
-    a user ended inside:   miss_share / (1 - miss_share) of such a step up; the ceiling more, where all are far inside
+    a user ended inside:   miss_share / (1 - miss_share) of such a step up
+    all are far inside:    the ceiling grows with time
     nobody ends for long:  back to where learning began, if it is below that
 
 The share of a target says how slow all users may be; the ceiling, of the limit, how many rollouts a crowd may find that
@@ -39,8 +40,10 @@ _CEILING_STEP = 0.2
 """Of the logarithm, the same."""
 _LEAST_CEILING = 0.1
 """Users who miss alone must not keep rollouts out for good: with a few seats they can be seen to do no harm."""
-_NEAR, _CALM_S, _CALM_STEPS = 0.8, 30.0, 10.0
-"""Where for so long nobody came nearer to a target than that share of it, the ceiling is lower than it has to be."""
+_NEAR, _CALM_S, _GROW_S = 0.8, 30.0, 75.0
+"""Where for so long nobody came nearer to a target than that share of it, the ceiling is lower than it has to be, and
+grows by a factor of e in the last: by time and not by users, of whom a quiet engine would need an hour's to make up for
+one that missed."""
 _SILENT_S = 30.0
 """Without a user who teaches, before what was learned is forgotten."""
 _FORGET_S = 300.0
@@ -125,11 +128,13 @@ def next_headroom(
     misses = min(_MOST_OF_ONE - earlier, blamed)
     share = before.share * math.exp(_STEP * (slo.miss_share * taught - misses))
     near_at = now if any(_nearness(times, slo) > _NEAR for times in met) else before.near_at
-    steps = _CALM_STEPS if now - near_at > _CALM_S else 1.0
     # as far as rollouts are to blame: a limit that has just begun to grow is no reason for a ceiling
     ceiling = before.ceiling - min(1.0, misses) * max(0.0, before.ceiling - reached)
-    ceiling *= math.exp(_CEILING_STEP * (steps * slo.miss_share * taught - misses))
-    if now - taught_at > _SILENT_S:
+    ceiling *= math.exp(_CEILING_STEP * (slo.miss_share * taught - misses))
+    silent = now - taught_at > _SILENT_S
+    if now - near_at > _CALM_S and not silent:
+        ceiling *= math.exp(dt / _GROW_S)
+    if silent:
         share += max(0.0, _FIRST * slo.most_headroom - share) * dt / _FORGET_S
         ceiling += max(0.0, 1.0 - ceiling) * dt / _FORGET_S
     return Headroom(

@@ -131,15 +131,18 @@ def test_a_miss_that_rollouts_hardly_caused_hardly_lowers_the_ceiling_however_lo
     assert 0.9 < hardly.ceiling < 1.0
 
 
-def test_where_nobody_comes_near_a_target_for_long_the_ceiling_rises_faster() -> None:
+@pytest.mark.parametrize("every_s", [1, 6])
+def test_where_nobody_comes_near_a_target_for_long_the_ceiling_grows_with_time(every_s: int) -> None:
     def risen(ttft_s: float) -> float:
         headroom = Headroom(0.7, ceiling=0.2, near_at=10.0)
         for number in range(60):
-            headroom = after(headroom, user(ttft_s=ttft_s, came=8.0 + number), now=11.0 + number)
+            ended = [user(ttft_s=ttft_s, came=8.0 + number)] if number % every_s == 0 else []
+            headroom = after(headroom, *ended, now=11.0 + number, dt=1.0)
         return headroom.ceiling
 
-    assert risen(0.9) == pytest.approx(0.2 * math.exp(0.2 * SLO.miss_share * 60))
-    assert risen(0.5) == pytest.approx(0.2 * math.exp(0.2 * SLO.miss_share * (30 + 10 * 30)))
+    users = 60 // every_s
+    assert risen(0.9) == pytest.approx(0.2 * math.exp(0.2 * SLO.miss_share * users))
+    assert risen(0.5) == pytest.approx(0.2 * math.exp(0.2 * SLO.miss_share * users + 30 / 75))
 
 
 def test_the_ceiling_is_forgotten_where_nobody_teaches_it() -> None:
