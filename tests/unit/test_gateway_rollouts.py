@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from rollout.board import Heartbeat, ReplicaRole, ReplicaState, RoleSwitch
+from rollout.config import RewardEntry
 from rollout.errors import StoreUnavailable
 from rollout.memory_queue import MemoryQueue
 from rollout.queue import QueueLimits
@@ -56,6 +57,16 @@ async def test_accepted_prompts_are_in_the_queue_as_asked(http: httpx.AsyncClien
     assert first.reward is not None
     assert (first.reward.name, dict(first.reward.params), first.tenant) == ("mine", {"k": 1}, "t1")
     assert [dict(first.metadata), dict(second.metadata)] == [{"a": 1}, {"a": 2}]
+
+
+async def test_a_dataset_is_looked_at_where_the_reward_is_the_built_in_one(http: httpx.AsyncClient) -> None:
+    reward = {"name": "reasoning_gym", "params": {"dataset": "spell_backward"}}
+    assert (await submit(http, {**BODY, "reward": reward})).status_code == 202
+    own = fleet()
+    own.rewards.functions["reasoning_gym"] = RewardEntry(function="pkg.mod:fn")
+    async with connect(kit(own)) as theirs:
+        reward["params"] = {"dataset": "countdown"}
+        assert (await submit(theirs, {**BODY, "reward": reward})).status_code == 202
 
 
 @pytest.mark.parametrize(
