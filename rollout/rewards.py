@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import Any
 
 from rollout import gym_datasets
+from rollout.arithmetic import arithmetic_alone
 from rollout.errors import RewardError
 
 
@@ -119,9 +120,10 @@ def math_verify(sample: RewardInput) -> float:
     if not _ended(sample):
         return 0.0
     # its own timeouts use signals and belong to no worker that is killed from outside
-    gold = parse(_answer(sample), parsing_timeout=None)
-    found = parse(sample.completion, parsing_timeout=None)
-    return float(bool(found) and verify(gold, found, timeout_seconds=None))
+    with arithmetic_alone():
+        gold = parse(_answer(sample), parsing_timeout=None)
+        found = parse(sample.completion, parsing_timeout=None)
+        return float(bool(found) and verify(gold, found, timeout_seconds=None))
 
 
 BUILTIN: Mapping[str, str] = {
