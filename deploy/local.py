@@ -34,7 +34,7 @@ from deploy.ray_directory import RAY, make_ray_directory
 from deploy.tokens import Tokens, gateway_tokens
 from rollout.config import RedisConfig
 from rollout.errors import ConfigError, NightshiftError
-from services.auth import fleet_args
+from services.auth import fleet_args, is_loopback
 from services.config import AuthConfig, FleetConfig, FleetOptions
 from trainer.ray_start import start_local_ray
 
@@ -172,12 +172,13 @@ class LocalFleet:
     def _serve(self) -> None:
         from ray import serve
 
-        from services.app import build
+        from services.app import application
 
         self._progress("Serve")
         self._stack.callback(_shutdown_serve)
         self._start_proxy()
-        target = serve.RunTarget(build(fleet_args(self.config)), name=self.config.fleet, route_prefix="/")
+        built = application(fleet_args(self.config), exposed=not is_loopback(self.config.gateway.host))
+        target = serve.RunTarget(built, name=self.config.fleet, route_prefix="/")
         serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
         self._wait_until_running()
         self._wait_until_answering()

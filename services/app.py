@@ -28,7 +28,13 @@ _HEALTH_CHECK_PERIOD_S = 2.0
 
 
 def build(args: dict[str, Any]) -> serve.Application:
-    """Engine deployment and gateway for a `FleetConfig` given as a JSON-able dict. Raises ConfigError."""
+    """What a cluster's Serve calls with the `args` of a file, and with nothing else. Raises ConfigError."""
+    return application(args, exposed=True)  # as far as is known here: Serve listens where the cluster was told to
+
+
+def application(args: dict[str, Any], *, exposed: bool) -> serve.Application:
+    """Engine deployment and gateway for a `FleetConfig` given as a JSON-able dict; `exposed` is whether other machines
+    may reach the gateway. Raises ConfigError."""
     from services.gateway import deployment
 
     config = validated(args)
@@ -40,6 +46,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         {config.served.name: engine},
         {config.served.name: to_model_metadata(config.served.name, llm)},
         environment={"PYTHONPATH": _python_path()},
+        exposed=exposed,
     )
 
 

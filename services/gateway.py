@@ -226,13 +226,15 @@ def deployment(
     model_cards: dict[str, Any],
     *,
     environment: Mapping[str, str] | None = None,
+    exposed: bool,
 ) -> Application:
     """The bound ingress, one replica of it, whose process gets `environment` too.
 
     Tokens the config leaves out are taken from this process's environment: under `serve deploy` that of a task on the
-    cluster. Raises ConfigError when there is no token or one cannot be used, or when Redis has no address.
+    cluster. Raises ConfigError when there is no token or one cannot be used, or can be guessed and the door is
+    `exposed`, or when Redis has no address.
     """
-    fleet = _resolved(fleet)
+    fleet = _resolved(fleet, exposed=exposed)
     most = fleet.gateway.limits.max_user_requests + fleet.gateway.limits.max_streams + 256
     actor = {"num_cpus": 0, "runtime_env": {"env_vars": dict(environment or {})}}
     ingress = serve.deployment(
@@ -241,6 +243,6 @@ def deployment(
     return ingress.bind(fleet, llm_deployments, model_cards)
 
 
-def _resolved(fleet: FleetConfig) -> FleetConfig:
-    auth = deployed_tokens(fleet.gateway.auth, os.environ)
+def _resolved(fleet: FleetConfig, *, exposed: bool) -> FleetConfig:
+    auth = deployed_tokens(fleet.gateway.auth, os.environ, exposed=exposed)
     return fleet.model_copy(update={"gateway": fleet.gateway.model_copy(update={"auth": auth})})
