@@ -36,6 +36,7 @@ from rollout.config import RedisConfig
 from rollout.errors import ConfigError, NightshiftError
 from services.auth import fleet_args, is_loopback
 from services.config import AuthConfig, FleetConfig, FleetOptions
+from services.environment import check_environment
 from trainer.ray_start import start_local_ray
 
 log = structlog.get_logger(__name__)
@@ -119,6 +120,7 @@ class LocalFleet:
 
     def prepare(self) -> None:
         """The checks, the tokens and the lock: what can be refused before anything runs."""
+        check_environment(os.environ)
         if self.settings.train is not None:
             check_sharing(self.config, self.settings.train)
         check_model(self.config.model.path)

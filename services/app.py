@@ -14,6 +14,7 @@ import services
 from rollout.errors import ConfigError
 from services.config import AutoscalingConfig, FleetConfig
 from services.engine_arguments import engine_arguments
+from services.environment import check_environment
 from services.settings_errors import described
 from services.twins import check_twins
 from services.user_adapter import check_user_adapter
@@ -51,7 +52,9 @@ def application(args: dict[str, Any], *, exposed: bool) -> serve.Application:
 
 
 def validated(args: dict[str, Any]) -> FleetConfig:
-    """The config, checked against the model directory. Raises ConfigError naming the field."""
+    """The config, checked against the model directory, in an environment that engines may have. Raises ConfigError
+    naming the field or the variable."""
+    check_environment(os.environ)
     try:
         config = FleetConfig.model_validate(args)
     except ValidationError as error:

@@ -11,6 +11,7 @@ import pytest
 from deploy.config import load
 from deploy.local import LocalFleet, check_trainer
 from rollout.errors import ConfigError
+from services.environment import check_environment
 from tests.ports import free_port
 
 
@@ -52,6 +53,21 @@ def test_another_failure_of_serve_stays_what_it_is(tmp_path: Path, monkeypatch: 
     fleet = LocalFleet(load([], ["--model.path", str(tmp_path), "--fleet.gateway.port", str(free_port())]))
     with pytest.raises(RuntimeError, match="no proxy"):
         fleet._start_proxy()
+
+
+@pytest.mark.parametrize("name", ["VLLM_ALLOW_INSECURE_SERIALIZATION", "VLLM_SERVER_DEV_MODE"])
+def test_no_fleet_starts_in_an_environment_that_opens_its_engines(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = LocalFleet(load([], ["--model.path", str(tmp_path), "--state_dir", str(tmp_path / "state")]))
+    for value in ("1", "true", "2", " "):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(ConfigError, match=rf"^{name}={value} .*Unset it"):
+            fleet.prepare()
+    assert not (tmp_path / "state").exists()
+    for value in ("", "0"):
+        check_environment({name: value})
+    check_environment({})
 
 
 ADAPTER_FLEET = ["--fleet.sharing.mode", "adapter", "--fleet.sharing.max_lora_rank", "16"]
