@@ -6,6 +6,7 @@
 """
 
 import fcntl
+import ipaddress
 import json
 import logging
 import math
@@ -102,7 +103,7 @@ class LocalFleet:
     def url(self) -> str:
         """Of the gateway."""
         gateway = self.config.gateway
-        host = "127.0.0.1" if gateway.host == "0.0.0.0" else gateway.host  # noqa: S104 - where a client connects
+        host = client_host(gateway.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{gateway.port}"
 
     @property
@@ -243,6 +244,21 @@ class LocalFleet:
             if error := engine_error(self._ray.logs):
                 what = f"{what}. The engine's log says: {error}"
         return f"Fleet {self.config.fleet!r} {what}. Everything was stopped again; its logs are in {kept}."
+
+
+def client_host(host: str) -> str:
+    """Where a client on this machine reaches what listens on `host`.
+
+    >>> client_host("gpu-node"), client_host("10.0.0.3")
+    ('gpu-node', '10.0.0.3')
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if not address.is_unspecified:
+        return host
+    return "127.0.0.1" if address.version == 4 else "::1"
 
 
 def enter_redis(stack: ExitStack, redis: RedisConfig) -> tuple[EmbeddedRedis | None, RedisConfig]:

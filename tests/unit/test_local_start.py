@@ -70,6 +70,22 @@ def test_no_fleet_starts_in_an_environment_that_opens_its_engines(
     check_environment({})
 
 
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("10.0.0.3", "http://10.0.0.3:8000"),
+        ("gpu-node", "http://gpu-node:8000"),
+    ],
+)
+def test_a_fleet_names_the_address_at_which_it_is_reached_from_here(host: str, url: str, tmp_path: Path) -> None:
+    flags = ["--model.path", str(tmp_path), "--fleet.gateway.host", host]
+    assert LocalFleet(load([], flags)).url == url
+
+
 ADAPTER_FLEET = ["--fleet.sharing.mode", "adapter", "--fleet.sharing.max_lora_rank", "16"]
 ADAPTER_RUN = ["--train.lora.publish", "adapter"]
 
