@@ -31,6 +31,7 @@ from rollout.redis_wishes import RedisWishes
 from services.api_errors import ApiError, from_validation
 from services.auth import deployed_tokens
 from services.config import FleetConfig
+from services.engine_faults import told_by_engine
 from services.gateway_app import build_app
 from services.gateway_parts import assemble
 from services.lender import Lender
@@ -106,9 +107,9 @@ class EngineBackend:
         try:
             response: Response = await getattr(self._ingress, verb)(typed, _request(headers))
         except OpenAIHTTPException as error:
-            raise _engine_error(error.status_code, error.message) from None
+            raise told_by_engine(error.status_code, error.message) from None
         except HTTPException as error:
-            raise _engine_error(error.status_code, str(error.detail)) from None
+            raise told_by_engine(error.status_code, str(error.detail)) from None
         except (RayError, RayServeException) as error:
             if isinstance(error, RayTaskError) and isinstance(error.cause, NotServing):
                 raise error.cause from None
@@ -142,10 +143,6 @@ def _typed(kind: Any, body: Mapping[str, Any]) -> Any:
     except Exception as error:  # vLLM's validators raise errors of their own, which pass through pydantic
         message = str(error.args[0]) if error.args else type(error).__name__
         raise ApiError(400, message, code="engine_refused", param=getattr(error, "parameter", None)) from None
-
-
-def _engine_error(status: int, message: str) -> ApiError:
-    return ApiError(status, message, code="engine_refused" if status < 500 else "engine_failed")
 
 
 def _gone(error: Exception) -> bool:

@@ -337,9 +337,11 @@ async def test_health_needs_a_replica_that_answers(http: httpx.AsyncClient, gate
     assert (await http.get("/healthz")).status_code == 200
     assert (await http.head("/healthz", headers={"Authorization": ""})).status_code == 200
     gateway.board.replicas_alive.clear()
-    assert (await http.head("/healthz")).status_code == 503
+    answer = await http.head("/healthz")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
     answer = await http.get("/healthz")
     assert (answer.status_code, answer.json()["status"]) == (503, "no replica ready")
+    assert answer.headers["retry-after"] == "5"
 
 
 async def test_users_who_need_no_store_are_not_sent_away_while_it_does_not_answer(
@@ -350,6 +352,7 @@ async def test_users_who_need_no_store_are_not_sent_away_while_it_does_not_answe
 
     async def asked() -> tuple[int, str]:
         answer = await http.get("/healthz")
+        assert ("retry-after" in answer.headers) == (answer.status_code == 503)
         return answer.status_code, answer.json()["status"]
 
     with monkeypatch.context() as outage:
