@@ -1,31 +1,55 @@
-"""Arithmetic that a model wrote, as sympy's numbers: sympy's own parser runs text as Python.
+"""Mathematics that a model wrote, with sympy, and without running any of it: sympy has two ways from text to Python.
 
-"2 + 3/4" -> Add(2, Mul(3, Pow(4, -1)))        "__import__('os')", "x", "sqrt(2)" -> SyntaxError
+Its parser evaluates what it reads, and `lambdify`, by which infinite sums and roots of polynomials become numbers, runs
+an expression in which the names of symbols and functions are what the model called them.
+
+    "2 + 3/4" -> Add(2, Mul(3, Pow(4, -1)))        "__import__('os')", "x", "sqrt(2)" -> SyntaxError
 """
 
 import ast
-import importlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-_PARSERS = ("sympy.parsing.sympy_parser", "math_verify.parser", "latex2sympy2_extended.latex2sympy2")
-"""Modules whose `parse_expr` is called: by sympy for every text that is to become a number, by math-verify for answers
-that are no LaTeX."""
+_LIBRARIES = ("sympy", "math_verify", "latex2sympy2_extended")
 
 
 @contextmanager
 def arithmetic_alone() -> Iterator[None]:
-    """Meanwhile text becomes a sympy expression by `parsed` alone, whoever asks in this process."""
-    modules = [importlib.import_module(name) for name in _PARSERS]
-    formers: list[Any] = [vars(module)["parse_expr"] for module in modules]
+    """Meanwhile text becomes a sympy expression by `parsed` alone and an expression a function of Python by `_function`
+    alone, whoever asks in this process."""
+    import math_verify.parser  # noqa: F401  so that it is among the modules whose names change
+    import sympy.utilities
+    from sympy.parsing.sympy_parser import parse_expr
+
+    former: dict[str, Any] = {"parse_expr": parse_expr, "lambdify": sympy.utilities.lambdify}
+    guarded: dict[str, Any] = {"parse_expr": parsed, "lambdify": partial(_function, former["lambdify"])}
+    _exchange(former, guarded)
     try:
-        for module in modules:
-            vars(module)["parse_expr"] = parsed
         yield
     finally:
-        for module, former in zip(modules, formers, strict=True):
-            vars(module)["parse_expr"] = former
+        _exchange(guarded, former)  # in modules that were imported meanwhile, too
+
+
+def _exchange(here: Mapping[str, Any], then: Mapping[str, Any]) -> None:
+    for module in [module for name, module in sys.modules.items() if name.split(".")[0] in _LIBRARIES]:
+        for name in here:
+            if vars(module).get(name) is here[name]:
+                setattr(module, name, then[name])
+
+
+def _function(lambdify: Callable[..., Any], arguments: Any, expression: Any, *more: Any, **options: Any) -> Any:
+    """What `lambdify` makes of sums, products and powers of numbers and its arguments. Raises ValueError for an
+    expression with any other name in it."""
+    from sympy import Add, Mul, Number, NumberSymbol, Pow, Symbol, preorder_traversal
+
+    own = [arguments] if isinstance(arguments, Symbol) else list(arguments)
+    for part in preorder_traversal(expression):
+        if not isinstance(part, Add | Mul | Pow | Number | NumberSymbol) and part not in own:
+            raise ValueError(f"{expression!s:.80} holds more than numbers and {own!s:.80}")
+    return lambdify(arguments, expression, *more, **options)
 
 
 def parsed(text: str, *_: object, evaluate: bool = True, **__: object) -> Any:

@@ -1,5 +1,6 @@
 """Numbers that a model wrote become sympy's without being run, with the value that sympy itself would read."""
 
+import math_verify as math_verify_library
 import pytest
 import sympy
 
@@ -53,6 +54,35 @@ def test_sympy_reads_text_as_ever_outside() -> None:
     assert sympy.sympify("x + 1") == sympy.Symbol("x") + 1
 
 
+def test_a_name_that_a_model_chose_is_not_called_when_a_sum_becomes_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+    monkeypatch.setattr("builtins.f", called.append, raising=False)
+    completion, answer = "$\\sum_{n=0}^{\\infty} (f(3))^n/n!$", "$1$"
+    assert math_verify(sample(completion, answer)) == 0
+    assert called == []
+    parsed = [math_verify_library.parse(text, parsing_timeout=None) for text in (answer, completion)]
+    math_verify_library.verify(*parsed, timeout_seconds=None)
+    assert 3 in called, "what the library does by itself"
+
+
+def test_functions_of_python_are_made_of_arithmetic_alone() -> None:
+    x, y, f = sympy.Symbol("x"), sympy.Symbol("y"), sympy.Function("f")
+    free = sympy.utilities.lambdify
+    with arithmetic_alone():
+        assert sympy.lambdify is sympy.core.evalf.lambdify is not free
+        assert sympy.lambdify(x, x**2 + sympy.pi / 2 - 1, "math")(2) == pytest.approx(4.5708, abs=1e-4)
+        assert sympy.lambdify([x, y], x - y)(3, 1) == 2
+        assert float(sympy.CRootOf(x**5 - x - 1, 0).evalf()) == pytest.approx(1.1673, abs=1e-4)
+        for expression in (y, f(x), x * sympy.Symbol("__import__('os').abort()"), sympy.sin(y), sympy.Matrix([y])):
+            with pytest.raises(ValueError, match="holds more than numbers"):
+                sympy.lambdify(x, expression)
+    assert sympy.lambdify is sympy.core.evalf.lambdify is free
+
+
+def sample(completion: str, answer: str) -> RewardInput:
+    return RewardInput("q", completion, "stop", {"answer": answer}, {}, (1,))
+
+
 @pytest.mark.parametrize(
     ("completion", "answer", "reward"),
     [
@@ -79,5 +109,5 @@ def test_answers_are_verified_and_none_of_them_is_run(
 ) -> None:
     ran: list[object] = []
     monkeypatch.setattr("sympy.parsing.sympy_parser.eval_expr", lambda code, *_: ran.append(code))
-    assert math_verify(RewardInput("q", completion, "stop", {"answer": answer}, {}, (1,))) == reward
+    assert math_verify(sample(completion, answer)) == reward
     assert ran == []
