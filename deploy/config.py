@@ -35,9 +35,10 @@ from pydantic_settings import (
 from deploy.demo.options import DemoOptions
 from rollout.config import ModelConfig, Name, RedisConfig, RewardsConfig, redacted
 from rollout.errors import ConfigError
-from rollout.rewards import BUILTIN
+from rollout.rewards import BUILTIN, refused_dataset
 from services.config import FleetConfig, FleetOptions
 from trainer.config import TrainConfig, TrainOptions
+from trainer.task_config import RewardUse
 
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
@@ -92,7 +93,7 @@ class NightshiftConfig(BaseSettings):
             raise ConfigError(
                 "train: missing; give a [train] table with prompts.train and reward.name, or flags --train.*"
             )
-        self._check_reward(self.train.reward.name)
+        self._check_reward(self.train.reward)
         options = _fields(self.train)
         prompts = self.train.prompts
         absolute_eval = None if prompts.eval is None else absolute(prompts.eval)
@@ -110,14 +111,17 @@ class NightshiftConfig(BaseSettings):
             **options,
         )
 
-    def _check_reward(self, name: str) -> None:
+    def _check_reward(self, reward: RewardUse) -> None:
         """An engine would refuse each group of an unknown reward, and the trainer would wait for ever."""
-        known = sorted({*BUILTIN, *self.rewards.functions})
-        if name not in known:
+        functions = {**BUILTIN, **{name: entry.function for name, entry in self.rewards.functions.items()}}
+        if reward.name not in functions:
             raise ConfigError(
-                f"train.reward.name: {name!r} is no reward of this configuration; known are {', '.join(known)}. "
-                f"Give it a table [rewards.functions.{name}], or name a known one."
+                f"train.reward.name: {reward.name!r} is no reward of this configuration; known are "
+                f"{', '.join(sorted(functions))}. "
+                f"Give it a table [rewards.functions.{reward.name}], or name a known one."
             )
+        if why := refused_dataset(functions[reward.name], reward.params):
+            raise ConfigError(f"train.reward.params.dataset: {why}")
 
     def _absolute_model(self) -> ModelConfig:
         return self.model.model_copy(update={"path": absolute(self.model.path)})

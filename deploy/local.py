@@ -6,6 +6,7 @@
 """
 
 import fcntl
+import ipaddress
 import json
 import logging
 import math
@@ -34,8 +35,9 @@ from deploy.ray_directory import RAY, make_ray_directory
 from deploy.tokens import Tokens, gateway_tokens
 from rollout.config import RedisConfig
 from rollout.errors import ConfigError, NightshiftError
-from services.auth import fleet_args
+from services.auth import fleet_args, is_loopback
 from services.config import AuthConfig, FleetConfig, FleetOptions
+from services.environment import check_environment
 from trainer.ray_start import start_local_ray
 
 log = structlog.get_logger(__name__)
@@ -101,7 +103,7 @@ class LocalFleet:
     def url(self) -> str:
         """Of the gateway."""
         gateway = self.config.gateway
-        host = "127.0.0.1" if gateway.host == "0.0.0.0" else gateway.host  # noqa: S104 - where a client connects
+        host = client_host(gateway.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{gateway.port}"
 
     @property
@@ -119,6 +121,7 @@ class LocalFleet:
 
     def prepare(self) -> None:
         """The checks, the tokens and the lock: what can be refused before anything runs."""
+        check_environment(os.environ)
         if self.settings.train is not None:
             check_sharing(self.config, self.settings.train)
         check_model(self.config.model.path)
@@ -172,12 +175,13 @@ class LocalFleet:
     def _serve(self) -> None:
         from ray import serve
 
-        from services.app import build
+        from services.app import application
 
         self._progress("Serve")
         self._stack.callback(_shutdown_serve)
         self._start_proxy()
-        target = serve.RunTarget(build(fleet_args(self.config)), name=self.config.fleet, route_prefix="/")
+        built = application(fleet_args(self.config), exposed=not is_loopback(self.config.gateway.host))
+        target = serve.RunTarget(built, name=self.config.fleet, route_prefix="/")
         serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
         self._wait_until_running()
         self._wait_until_answering()
@@ -240,6 +244,21 @@ class LocalFleet:
             if error := engine_error(self._ray.logs):
                 what = f"{what}. The engine's log says: {error}"
         return f"Fleet {self.config.fleet!r} {what}. Everything was stopped again; its logs are in {kept}."
+
+
+def client_host(host: str) -> str:
+    """Where a client on this machine reaches what listens on `host`.
+
+    >>> client_host("gpu-node"), client_host("10.0.0.3")
+    ('gpu-node', '10.0.0.3')
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if not address.is_unspecified:
+        return host
+    return "127.0.0.1" if address.version == 4 else "::1"
 
 
 def enter_redis(stack: ExitStack, redis: RedisConfig) -> tuple[EmbeddedRedis | None, RedisConfig]:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+EnvironmentName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$")]
 ImportPath = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 
@@ -108,3 +109,16 @@ class RewardsConfig(Settings):
     """Processes per engine replica that run them."""
     python_path: list[Path] = Field(default_factory=list)
     """Directories put on sys.path of those processes, for the operator's own modules."""
+    environment: tuple[EnvironmentName, ...] = ()
+    """Further environment variables of those processes, such as the key of a judge. They have `PATH`, `HOME`, the
+    locale and what Python and its libraries need, and none that holds a secret of the fleet's."""
+
+    @field_validator("environment")
+    @classmethod
+    def _no_secrets(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if own := [name for name in names if name == "REDIS_URL" or name.startswith(("NIGHTSHIFT_", "RAY_"))]:
+            raise ValueError(
+                f"rewards.environment names {', '.join(own)}: the fleet's tokens, its Redis and its Ray are no reward"
+                " function's; give it a variable of another name"
+            )
+        return names

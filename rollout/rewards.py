@@ -9,8 +9,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import version
 from typing import Any
 
+from rollout import gym_datasets
+from rollout.arithmetic import arithmetic_alone
 from rollout.errors import RewardError
 
 
@@ -95,14 +98,17 @@ def contains(sample: RewardInput) -> float:
 def reasoning_gym(sample: RewardInput) -> float:
     """The verifier of the reasoning-gym dataset params["dataset"], for metadata["entry"] or metadata["answer"].
 
-    With params["threshold"] the score becomes 1 from the threshold on and 0 below it.
+    With params["threshold"] the score becomes 1 from the threshold on and 0 below it. Raises RewardError for a dataset
+    that `gym_datasets` does not list: the entry is the client's and the completion a model's.
     """
+    if why := gym_datasets.refused(sample.params):
+        raise RewardError(f"params.dataset: {why}")
     if not _ended(sample):
         return 0.0
     entry = sample.metadata.get("entry")
     if entry is None:
         entry = {"question": sample.prompt, "answer": _answer(sample), "metadata": sample.metadata.get("metadata", {})}
-    score = float(_gym_scorer(_param(sample, "dataset"))(sample.completion.strip(), entry))
+    score = float(_gym_scorer(sample.params["dataset"])(sample.completion.strip(), entry))
     threshold = sample.params.get("threshold")
     return score if threshold is None else float(score >= float(threshold))
 
@@ -114,9 +120,10 @@ def math_verify(sample: RewardInput) -> float:
     if not _ended(sample):
         return 0.0
     # its own timeouts use signals and belong to no worker that is killed from outside
-    gold = parse(_answer(sample), parsing_timeout=None)
-    found = parse(sample.completion, parsing_timeout=None)
-    return float(bool(found) and verify(gold, found, timeout_seconds=None))
+    with arithmetic_alone():
+        gold = parse(_answer(sample), parsing_timeout=None)
+        found = parse(sample.completion, parsing_timeout=None)
+        return float(bool(found) and verify(gold, found, timeout_seconds=None))
 
 
 BUILTIN: Mapping[str, str] = {
@@ -128,10 +135,20 @@ BUILTIN: Mapping[str, str] = {
 """Name -> import path of the built-in functions."""
 
 
+def refused_dataset(function: str, params: Mapping[str, Any]) -> str | None:
+    """Why `params["dataset"]` of a request or a run cannot score by the function of this import path."""
+    return gym_datasets.refused(params) if function == BUILTIN["reasoning_gym"] else None
+
+
 @lru_cache(maxsize=64)
 def _gym_scorer(dataset: str) -> Callable[[str, Mapping[str, Any]], float]:
     from reasoning_gym.factory import get_score_answer_fn
 
+    if (installed := version("reasoning-gym")) != gym_datasets.READ_VERSION:
+        raise RewardError(
+            f"reasoning-gym {installed} is installed, and which scorers run nothing that a client wrote is known of "
+            f"{gym_datasets.READ_VERSION} alone: install that one"
+        )
     scorer: Callable[[str, Mapping[str, Any]], float] = get_score_answer_fn(dataset)
     return scorer
 
@@ -144,9 +161,3 @@ def _answer(sample: RewardInput) -> str:
     if "answer" not in sample.metadata:
         raise RewardError('this reward needs metadata["answer"]')
     return str(sample.metadata["answer"])
-
-
-def _param(sample: RewardInput, name: str) -> str:
-    if name not in sample.params:
-        raise RewardError(f'this reward needs params["{name}"]')
-    return str(sample.params[name])

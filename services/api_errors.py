@@ -22,6 +22,8 @@ log = structlog.get_logger(__name__)
 _SHOWN_INPUT = 80
 _BRANCH = re.compile(r"[\[(]|^(constrained-\w+|str|int|float|bool|none)$")
 """How the parser names the branches of a union among the parts of a field's name."""
+_COME_BACK = frozenset({429, 503})
+"""They say that the same request may be answered later, and clients wait for as long as they are told."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -58,6 +60,8 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.headers = dict(headers or {})
+        if status in _COME_BACK:
+            self.headers.setdefault("Retry-After", retry_after(1.0))
 
     def response(self) -> Response:
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
@@ -165,7 +169,7 @@ def install(app: FastAPI) -> None:
         return _of_http(request, error).response()
 
     async def unforeseen(request: Request, error: Exception) -> Response:
-        log.error("request failed", method=request.method, path=request.url.path, exc_info=error)
+        log.error("request failed", method=request.method, path=shown(_path(request)), exc_info=error)
         return ApiError(500, "internal error; the gateway's log has the details", code="internal_error").response()
 
     app.add_exception_handler(ApiError, api_error)
@@ -177,7 +181,7 @@ def install(app: FastAPI) -> None:
 
 
 def _of_http(request: Request, error: HTTPException) -> ApiError:
-    where = f"{request.method} {shown(request.url.path)}"
+    where = f"{request.method} {shown(_path(request))}"
     headers = {name: value for name, value in (error.headers or {}).items() if name.lower() != "allow"}
     if error.status_code == 404:
         return ApiError(404, f"{where}: no such route", code="unknown_route", headers=headers)
@@ -185,6 +189,12 @@ def _of_http(request: Request, error: HTTPException) -> ApiError:
         allowed = headers["Allow"] = _allowed(request)
         return ApiError(405, f"{where}: method not allowed; allowed: {allowed}", code="wrong_method", headers=headers)
     return ApiError(error.status_code, str(error.detail), code="http_error", headers=headers)
+
+
+def _path(request: Request) -> str:
+    """As it was asked for; `request.url` would decode the query too, which may hold any bytes."""
+    path: str = request.scope["path"]
+    return path
 
 
 def _allowed(request: Request) -> str:

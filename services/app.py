@@ -14,6 +14,7 @@ import services
 from rollout.errors import ConfigError
 from services.config import AutoscalingConfig, FleetConfig
 from services.engine_arguments import engine_arguments
+from services.environment import check_environment
 from services.settings_errors import described
 from services.twins import check_twins
 from services.user_adapter import check_user_adapter
@@ -28,7 +29,13 @@ _HEALTH_CHECK_PERIOD_S = 2.0
 
 
 def build(args: dict[str, Any]) -> serve.Application:
-    """Engine deployment and gateway for a `FleetConfig` given as a JSON-able dict. Raises ConfigError."""
+    """What a cluster's Serve calls with the `args` of a file, and with nothing else. Raises ConfigError."""
+    return application(args, exposed=True)  # as far as is known here: Serve listens where the cluster was told to
+
+
+def application(args: dict[str, Any], *, exposed: bool) -> serve.Application:
+    """Engine deployment and gateway for a `FleetConfig` given as a JSON-able dict; `exposed` is whether other machines
+    may reach the gateway. Raises ConfigError."""
     from services.gateway import deployment
 
     config = validated(args)
@@ -40,11 +47,14 @@ def build(args: dict[str, Any]) -> serve.Application:
         {config.served.name: engine},
         {config.served.name: to_model_metadata(config.served.name, llm)},
         environment={"PYTHONPATH": _python_path()},
+        exposed=exposed,
     )
 
 
 def validated(args: dict[str, Any]) -> FleetConfig:
-    """The config, checked against the model directory. Raises ConfigError naming the field."""
+    """The config, checked against the model directory, in an environment that engines may have. Raises ConfigError
+    naming the field or the variable."""
+    check_environment(os.environ)
     try:
         config = FleetConfig.model_validate(args)
     except ValidationError as error:

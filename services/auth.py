@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from rollout.errors import ConfigError
 from services.api_errors import ApiError
 from services.config import AuthConfig, FleetConfig, GatewayConfig
+from services.token_strength import MIN_CHARS, MIN_DIFFERENT, weakness
 
 ENVIRONMENT = {
     "user": "NIGHTSHIFT_USER_TOKEN",
@@ -79,10 +80,13 @@ def resolve_tokens(auth: AuthConfig, environ: Mapping[str, str]) -> AuthConfig:
     return AuthConfig(**found)
 
 
-def deployed_tokens(auth: AuthConfig, environ: Mapping[str, str]) -> AuthConfig:
-    """The tokens of a gateway for which nobody makes any. Raises ConfigError when none can be used."""
+def deployed_tokens(auth: AuthConfig, environ: Mapping[str, str], *, exposed: bool) -> AuthConfig:
+    """The tokens of a gateway for which nobody makes any. Raises ConfigError when none can be used, or where `exposed`
+    one can be guessed."""
     resolved = resolve_tokens(auth, environ)
     Doorkeeper(resolved)
+    if exposed:
+        _check_strength(resolved, "a cluster's Serve may be reachable from other machines")
     if not any(getattr(resolved, field) for field in ENVIRONMENT):
         raise ConfigError(
             "gateway.auth: no token is given, so the gateway would refuse everybody: set "
@@ -93,11 +97,11 @@ def deployed_tokens(auth: AuthConfig, environ: Mapping[str, str]) -> AuthConfig:
 
 
 def check_exposure(gateway: GatewayConfig) -> None:
-    """Refuse to listen beyond this machine with tokens nobody chose.
+    """Refuse to listen beyond this machine with tokens nobody chose, or that can be guessed.
 
     Give it the config after `resolve_tokens` and before missing tokens are made. Raises ConfigError.
     """
-    if _is_loopback(gateway.host):
+    if is_loopback(gateway.host):
         return
     missing = [name for field, name in ENVIRONMENT.items() if getattr(gateway.auth, field) is None]
     if missing:
@@ -105,10 +109,21 @@ def check_exposure(gateway: GatewayConfig) -> None:
             f"gateway.host={gateway.host} is reachable from other machines, so all three tokens must be given: set "
             f"{', '.join(missing)} (or gateway.auth), or use gateway.host=127.0.0.1"
         )
+    _check_strength(gateway.auth, f"gateway.host={gateway.host} is reachable from other machines")
+
+
+def _check_strength(auth: AuthConfig, why: str) -> None:
+    for field, name in ENVIRONMENT.items():
+        secret: SecretStr | None = getattr(auth, field)
+        if secret is not None and (found := weakness(secret.get_secret_value())) is not None:
+            raise ConfigError(
+                f"gateway.auth.{field} ({name}) {found}, and {why}: take at least {MIN_CHARS} characters, "
+                f"{MIN_DIFFERENT} of them different, that nobody guesses, such as what `openssl rand -hex 24` prints"
+            )
 
 
 def fleet_args(fleet: FleetConfig) -> dict[str, Any]:
-    """The config as JSON-able arguments of `services.app:build`, tokens in clear, which a plain dump would mask."""
+    """The config as JSON-able arguments of `services.app`, tokens in clear, which a plain dump would mask."""
     args = fleet.model_dump(mode="json")
     secrets = {field: getattr(fleet.gateway.auth, field) for field in ENVIRONMENT}
     args["gateway"]["auth"] = {field: s.get_secret_value() if s else None for field, s in secrets.items()}
@@ -136,7 +151,8 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine reaches what listens there."""
     if host == "localhost":
         return True
     try:

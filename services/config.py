@@ -7,36 +7,11 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from rollout.config import ModelConfig, Name, RedisConfig, RewardsConfig, Settings
 from services.autoscaling.windows import overlapping, window
+from services.engine_extra import check_extra
 from services.lending_config import LendingConfig
 from services.push_config import PushConfig
 from services.slo import SloConfig
 from services.time_zone import TimeZone
-
-_TAKEN = {
-    "dtype": "engine.dtype",
-    "max_model_len": "engine.max_model_len",
-    "max_num_seqs": "engine.max_num_seqs",
-    "max_num_batched_tokens": "engine.max_num_batched_tokens",
-    "long_prefill_token_threshold": "engine.long_prefill_token_threshold",
-    "tensor_parallel_size": "engine.tensor_parallel_size",
-    "enforce_eager": "engine.compile",
-    "model": "model.path",
-    "tokenizer": "model.path",
-    "served_model_name": "model.name",
-    "scheduling_policy": "",
-    "logprobs_mode": "",
-    "worker_extension_cls": "",
-    "scheduler_cls": "",
-    "enable_lora": "sharing.mode",
-    "max_loras": "sharing.rollout_adapters",
-    "max_lora_rank": "sharing.max_lora_rank",
-    "max_cpu_loras": "",
-    "lora_target_modules": "sharing.target_modules",
-    "disable_log_stats": "",
-}
-"""vLLM arguments that `engine.extra` may not give, and the setting to use instead. "" is where Nightshift relies on its
-own value: users before rollouts and what they feel, logprobs of the distribution that sampled, pushes into the
-workers, adapters that stay until their last request ended, an engine's count of its steps."""
 
 _PUSH_PAUSES_AND_CHECKS, _BESIDE_S = 2, 7.0
 """Of a push under way when its replica is called back: what `push.watchdog_s` bounds (the preparation is given up), and
@@ -72,24 +47,14 @@ class EngineConfig(Settings):
     """torch.compile and graph capture at start. By default on a GPU only: on a CPU it costs half a minute of start and
     brings no more tokens a second."""
     extra: dict[str, object] = Field(default_factory=dict)
-    """Further vLLM engine arguments, passed as they are; those that have a setting of their own are refused. With
-    `enable_auto_tool_choice = true` and `tool_call_parser` users' chats may give `tools`."""
+    """Further vLLM engine arguments, passed as they are; those that have a setting of their own are refused, and those
+    that would run or read what others choose. With `enable_auto_tool_choice = true` and `tool_call_parser` users' chats
+    may give `tools`."""
 
     @field_validator("extra")
     @classmethod
     def _check_extra(cls, extra: dict[str, object]) -> dict[str, object]:
-        for name, value in extra.items():
-            if (knob := _TAKEN.get(name.replace("-", "_"))) is not None:
-                remedy = f"use {knob}" if knob else "leave it out: Nightshift relies on the value it gives"
-                raise ValueError(f"engine.extra.{name} would override what Nightshift sets; {remedy}")
-            if name.replace("-", "_").startswith("data_parallel"):
-                raise ValueError(
-                    f"engine.extra.{name}={value!r}: only the first of several data-parallel engines says how a push"
-                    " went; use autoscaling.min_replicas or engine.tensor_parallel_size"
-                )
-        more = extra.get("additional_config", {})
-        if not isinstance(more, dict):
-            raise ValueError(f"engine.extra.additional_config={more!r} is no table")  # noqa: TRY004  pydantic's
+        check_extra(extra)
         return extra
 
 

@@ -18,6 +18,7 @@ from rollout.redis_store import RedisStore
 from services.cache_salt import salted
 from services.config import FleetConfig
 from services.door import Begin, admitted
+from services.environment import check_environment
 from services.logs import plain_logs
 from services.replica import Replica, ReplicaUnhealthy
 from services.reward_pool import RewardPool
@@ -43,9 +44,10 @@ class EngineServer(LLMServer):  # type: ignore[misc]
     async def start(self) -> None:
         """Start the engine and, before Serve sends users here, prove that its weights can be replaced.
 
-        Raises ConfigError for a reward that cannot be imported, before the engine starts: Serve tries three times, and
-        an engine takes a minute each.
+        Raises ConfigError for a reward that cannot be imported and for an environment that opens the engine to others'
+        code, before the engine starts: Serve tries three times, and an engine takes a minute each.
         """
+        check_environment(os.environ)  # of this node, which may have more than where the application was built
         rewards = RewardPool(self._fleet.rewards)
         try:
             await rewards.check()

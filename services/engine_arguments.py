@@ -3,6 +3,7 @@
 from typing import Any
 
 from services.config import EngineConfig, SharingConfig
+from services.engine_extra import CLOSED
 from services.first_token_turns import STEPS
 
 
@@ -13,6 +14,7 @@ def engine_arguments(config: EngineConfig, sharing: SharingConfig | None = None)
         "enable_prefix_caching": True,
         "seed": 0,
         **config.extra,
+        **CLOSED,
         "scheduling_policy": "priority",
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "services.worker_extension.WorkerExtension",

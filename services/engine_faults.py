@@ -1,11 +1,16 @@
-"""Which items of an engine's answer to a user say that the engine failed, rather than that the request was wrong."""
+"""Which items of an engine's answer to a user say that the engine failed, rather than that the request was wrong, and
+what the user is told of it."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
+from services.api_errors import ApiError
+
 _PREFIX = 'data: {"error"'
 _OWN_FAULT = 500
+
+_NO_ANSWER = frozenset({502, 504})
 
 T = TypeVar("T")
 
@@ -48,3 +53,13 @@ def _code(event: str) -> int:
     except (ValueError, KeyError, TypeError):
         return 0
     return code if isinstance(code, int) else 0
+
+
+def told_by_engine(status: int, message: str) -> ApiError:
+    """The gateway's answer for an engine's."""
+    if status in _NO_ANSWER:
+        # no engine had the request in hand, so another one, or this one soon, may answer it
+        return ApiError(503, message, code="engine_failed")
+    # 500 stays: an engine that lives failed this very request, and a client that came back by itself, as for a 503,
+    # would repeat what it may fail again
+    return ApiError(status, message, code="engine_refused" if status < _OWN_FAULT else "engine_failed")

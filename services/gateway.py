@@ -31,6 +31,7 @@ from rollout.redis_wishes import RedisWishes
 from services.api_errors import ApiError, from_validation
 from services.auth import deployed_tokens
 from services.config import FleetConfig
+from services.engine_faults import told_by_engine
 from services.gateway_app import build_app
 from services.gateway_parts import assemble
 from services.lender import Lender
@@ -106,9 +107,9 @@ class EngineBackend:
         try:
             response: Response = await getattr(self._ingress, verb)(typed, _request(headers))
         except OpenAIHTTPException as error:
-            raise _engine_error(error.status_code, error.message) from None
+            raise told_by_engine(error.status_code, error.message) from None
         except HTTPException as error:
-            raise _engine_error(error.status_code, str(error.detail)) from None
+            raise told_by_engine(error.status_code, str(error.detail)) from None
         except (RayError, RayServeException) as error:
             if isinstance(error, RayTaskError) and isinstance(error.cause, NotServing):
                 raise error.cause from None
@@ -142,10 +143,6 @@ def _typed(kind: Any, body: Mapping[str, Any]) -> Any:
     except Exception as error:  # vLLM's validators raise errors of their own, which pass through pydantic
         message = str(error.args[0]) if error.args else type(error).__name__
         raise ApiError(400, message, code="engine_refused", param=getattr(error, "parameter", None)) from None
-
-
-def _engine_error(status: int, message: str) -> ApiError:
-    return ApiError(status, message, code="engine_refused" if status < 500 else "engine_failed")
 
 
 def _gone(error: Exception) -> bool:
@@ -229,13 +226,15 @@ def deployment(
     model_cards: dict[str, Any],
     *,
     environment: Mapping[str, str] | None = None,
+    exposed: bool,
 ) -> Application:
     """The bound ingress, one replica of it, whose process gets `environment` too.
 
     Tokens the config leaves out are taken from this process's environment: under `serve deploy` that of a task on the
-    cluster. Raises ConfigError when there is no token or one cannot be used, or when Redis has no address.
+    cluster. Raises ConfigError when there is no token or one cannot be used, or can be guessed and the door is
+    `exposed`, or when Redis has no address.
     """
-    fleet = _resolved(fleet)
+    fleet = _resolved(fleet, exposed=exposed)
     most = fleet.gateway.limits.max_user_requests + fleet.gateway.limits.max_streams + 256
     actor = {"num_cpus": 0, "runtime_env": {"env_vars": dict(environment or {})}}
     ingress = serve.deployment(
@@ -244,6 +243,6 @@ def deployment(
     return ingress.bind(fleet, llm_deployments, model_cards)
 
 
-def _resolved(fleet: FleetConfig) -> FleetConfig:
-    auth = deployed_tokens(fleet.gateway.auth, os.environ)
+def _resolved(fleet: FleetConfig, *, exposed: bool) -> FleetConfig:
+    auth = deployed_tokens(fleet.gateway.auth, os.environ, exposed=exposed)
     return fleet.model_copy(update={"gateway": fleet.gateway.model_copy(update={"auth": auth})})

@@ -112,7 +112,9 @@ def independent_logprobs(model: Path, token_ids: tuple[tuple[int, ...], ...]) ->
     """What transformers computes in float32 on the CPU, as `Canary.logprobs`."""
     from transformers import AutoModelForCausalLM
 
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, local_files_only=True)
+    policy = AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+    )
     ids = torch.tensor(token_ids)
     with torch.inference_mode():
         logprobs = torch.log_softmax(policy.eval()(ids).logits[:, :-1].float(), dim=-1)

@@ -7,16 +7,15 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import psutil
 import structlog
 
-import rollout
 from rollout.config import RewardEntry, RewardsConfig
 from rollout.errors import ConfigError, RewardError
 from rollout.rewards import BUILTIN, Reward, RewardInput
+from services.reward_environment import reward_environment
 
 _LOAD_TIMEOUT_S = 60.0
 _LINE_LIMIT = 64 << 20
@@ -30,7 +29,7 @@ class RewardPool:
     def __init__(self, config: RewardsConfig) -> None:
         builtin = {name: RewardEntry(function=path) for name, path in BUILTIN.items()}
         self._functions: Mapping[str, RewardEntry] = {**builtin, **config.functions}
-        self._environment = _environment(config.python_path)
+        self._environment = reward_environment(os.environ, python_path=config.python_path, also=config.environment)
         self._idle: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
         self._workers = [_Worker(self._environment) for _ in range(config.workers)]
         for worker in self._workers:
@@ -146,16 +145,4 @@ def _plain(sample: RewardInput) -> dict[str, Any]:
         "metadata": dict(sample.metadata),
         "params": dict(sample.params),
         "response_ids": list(sample.response_ids),
-    }
-
-
-def _environment(python_path: Sequence[Path]) -> dict[str, str]:
-    """The parent's, with Nightshift and the operator's directories importable and one thread for numeric libraries."""
-    root = str(Path(rollout.__file__).parent.parent)
-    paths = [root, *(str(p.resolve()) for p in python_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(p for p in paths if p),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
     }

@@ -9,12 +9,15 @@ from starlette.responses import JSONResponse, Response
 
 from rollout.board import Heartbeat, ReplicaState
 from rollout.errors import StoreUnavailable
+from services.api_errors import retry_after
 from services.auth import Role
 from services.gateway_parts import GatewayParts
 from services.metrics import LEDGER_FIELDS, FleetSnapshot, Quantiles, render
 from services.openapi import ERRORS, Answers, needs
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+_LOOK_AGAIN_S = 5.0
+"""A replica that starts takes longer, one that is busy for a moment less."""
 _ANSWERING = frozenset({ReplicaState.HEALTHY, ReplicaState.STALE, ReplicaState.SUSPECT})
 
 
@@ -74,10 +77,9 @@ class StatusApi:
         try:
             replicas = await self._parts.board.replicas(self._parts.fleet.fleet)
         except StoreUnavailable:
-            return JSONResponse({"status": "store unavailable"}, 200 if self._was_ready else 503)
+            return _health("store unavailable", ready=self._was_ready)
         self._was_ready = any(beat.state in _ANSWERING and beat.serves for beat in replicas)
-        ready = self._was_ready
-        return JSONResponse({"status": "ok" if ready else "no replica ready"}, 200 if ready else 503)
+        return _health("ok" if self._was_ready else "no replica ready", ready=self._was_ready)
 
     async def _snapshot(self) -> FleetSnapshot:
         parts, fleet = self._parts, self._parts.fleet
@@ -91,6 +93,12 @@ class StatusApi:
             ledgers={run: await parts.queue(run).ledger() for run in runs},
             stats={run: await parts.queue(run).stats() for run in runs},
         )
+
+
+def _health(status: str, *, ready: bool) -> Response:
+    if ready:
+        return JSONResponse({"status": status})
+    return JSONResponse({"status": status}, 503, {"Retry-After": retry_after(_LOOK_AGAIN_S)})
 
 
 def _replica(beat: Heartbeat) -> dict[str, Any]:

@@ -5,11 +5,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rollout.rewards import BUILTIN
+from rollout.rewards import BUILTIN, refused_dataset
 from rollout.types import MIN_TEMPERATURE, Purpose, RewardSpec, RolloutRequest, Sampling
 from services.api_errors import ApiError, over_limit
 from services.config import FleetConfig, LimitsConfig
-from services.schemas import SamplingBody, SubmitBody
+from services.schemas import RewardBody, SamplingBody, SubmitBody
 from services.tokenizer import TokenisedPrompt
 
 MAX_KEY_CHARS = 255
@@ -31,10 +31,17 @@ def check_bounds(body: SubmitBody, fleet: FleetConfig) -> None:
         raise over_limit(422, "sampling.max_tokens", asked, limits.max_tokens, "gateway.limits.max_tokens")
     _check_trainable(body)
     _check_metadata(body, limits)
-    known = {*BUILTIN, *fleet.rewards.functions}
-    if body.reward and body.reward.name not in known:
-        message = f"reward.name: no reward {body.reward.name!r}; known are {', '.join(sorted(known))}"
+    if body.reward:
+        _check_reward(body.reward, fleet)
+
+
+def _check_reward(reward: RewardBody, fleet: FleetConfig) -> None:
+    functions = {**BUILTIN, **{name: entry.function for name, entry in fleet.rewards.functions.items()}}
+    if reward.name not in functions:
+        message = f"reward.name: no reward {reward.name!r}; known are {', '.join(sorted(functions))}"
         raise ApiError(422, message, code="unknown_reward", param="reward.name")
+    if why := refused_dataset(functions[reward.name], reward.params):
+        raise ApiError(422, f"reward.params.dataset: {why}", code="refused_dataset", param="reward.params.dataset")
 
 
 def _check_trainable(body: SubmitBody) -> None:

@@ -37,7 +37,7 @@ class HuggingFaceTokenizer:
     def __init__(self, directory: Path) -> None:
         from transformers import AutoTokenizer  # seconds of import, only where prompts are tokenised
 
-        self._tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        self._tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
         declared = declared_vocab_size(json.loads((directory / "config.json").read_text()))
         # A tokenizer may know more tokens than the model has embeddings for, and an engine dies of such an id.
         self.vocab_size = len(self._tokenizer) if declared is None else declared

@@ -110,16 +110,29 @@ class CompletionBody(_UserBody):
         return list(self.prompt) if batched else [self.prompt]
 
 
-class ChatMessage(BaseModel):
-    """One message; further keys are passed on."""
+def _only_text(part: dict[str, Any]) -> dict[str, Any]:
+    """A text part without its further keys: an engine takes `image_url` beside a text for an image to fetch."""
+    return {key: part[key] for key in ("type", "text") if key in part} if part.get("type") == "text" else part
 
-    model_config = ConfigDict(extra="allow", strict=True)
+
+TextPart = Annotated[dict[str, Any], AfterValidator(_only_text)]
+"""Parts that are not text stay as they are, to be refused in the words of `rollout.messages`."""
+
+
+class ChatMessage(BaseModel):
+    """One message. Further keys are dropped: clients send an answer back with all that it came with (`annotations`,
+    `audio`), and an engine is given nothing that is not looked at here."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     role: str = Field(min_length=1, max_length=64)
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[TextPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
 class ChatBody(_UserBody):

@@ -53,14 +53,18 @@ def load_silenced(
     Weights under the name `new` may be missing and are 0 then. Raises ModelError as `load_policy` does.
     """
     check_directory(path)
-    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        config = AutoConfig.from_pretrained(path, **local)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         silence(config)
         for name, value in changes.items():
             setattr(config, name, value)
         model, report = auto.from_pretrained(
-            path, config=config, dtype=DTYPES[dtype], output_loading_info=True, **local
+            path,
+            config=config,
+            dtype=DTYPES[dtype],
+            output_loading_info=True,
+            local_files_only=True,
+            trust_remote_code=False,
         )
     except Exception as error:  # transformers and safetensors raise many types for broken files
         raise ModelError(f"{path} does not load: {type(error).__name__}: {error}") from error

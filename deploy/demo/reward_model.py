@@ -102,10 +102,12 @@ def build_reward_model(
 ) -> Discrimination:
     """Train it and write it with the policy's tokenizer and `reward-model.json`; returns what the gate saw."""
     torch.manual_seed(training.seed)
-    tokenizer = AutoTokenizer.from_pretrained(policy)
+    tokenizer = AutoTokenizer.from_pretrained(policy, trust_remote_code=False)
     model = cast(
         PreTrainedModel,
-        AutoModelForSequenceClassification.from_pretrained(policy, num_labels=1, dtype=torch.float32),
+        AutoModelForSequenceClassification.from_pretrained(
+            policy, num_labels=1, dtype=torch.float32, trust_remote_code=False
+        ),
     )
     reserved = questions(held_out())
     gate = entries(GATE_SEED, GATE_SIZE, exclude=reserved)
@@ -136,7 +138,8 @@ def _answers(
     policy: Path, tokenizer: PreTrainedTokenizerBase, split: Sequence[Entry], training: RewardTraining
 ) -> list[Answered]:
     """Sampled from the policy at temperature 1, labelled by the verifier."""
-    model = cast(PreTrainedModel, AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)).eval()
+    loaded = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32, trust_remote_code=False)
+    model = cast(PreTrainedModel, loaded).eval()
     repeated = list(split) * training.samples
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(training.seed)

@@ -26,9 +26,9 @@ class Score:
 
 def score_directory(directory: Path, split: Sequence[Entry], *, samples: int = 4, seed: int = 0) -> Score:
     """Load policy and tokenizer from `directory` in float32 and score them."""
-    model = cast(PreTrainedModel, AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32))
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    return score(model, tokenizer, split, samples=samples, seed=seed)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    return score(cast(PreTrainedModel, model), tokenizer, split, samples=samples, seed=seed)
 
 
 def score(

@@ -184,6 +184,18 @@ def test_train_refuses_a_reward_that_is_not_configured(toml: Path, capsys: pytes
     assert load([toml], ["--train.reward.name", "mine"]).train_config().reward.name == "mine"
 
 
+def test_train_refuses_a_dataset_whose_scorer_runs_text(toml: Path) -> None:
+    reward = 'name = "reasoning_gym"\nparams = {dataset = "countdown"}'
+    toml.write_text(toml.read_text().replace('name = "exact_match"', reward))
+    with pytest.raises(ConfigError, match=r"train\.reward\.params\.dataset: 'countdown'"):
+        load([toml]).train_config()
+    toml.write_text(toml.read_text().replace("countdown", "spell_backward"))
+    assert load([toml]).train_config().reward.params == {"dataset": "spell_backward"}
+    own = '[rewards.functions.reasoning_gym]\nfunction = "m:f"\n'
+    toml.write_text(toml.read_text().replace("spell_backward", "countdown") + own)
+    assert load([toml]).train_config().reward.params == {"dataset": "countdown"}
+
+
 def test_a_replay_says_what_is_wrong_with_its_file_and_needs_no_prompts(
     toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("command_process")
 def test_doctor_answers_as_json_with_a_verdict_for_each_check(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     code = cli.run(["doctor", "--json", "--port", "1", "--model", str(model)])
     findings = {finding["check"]: finding for finding in json.loads(capsys.readouterr().out)}
-    assert {"python", "gcc", "memory", "redis-server", "vllm", "port", "model"} <= findings.keys()
+    assert {"python", "gcc", "memory", "redis-server", "vllm", "environment", "port", "model"} <= findings.keys()
     assert findings["model"]["verdict"] == "ok"
     assert code == (2 if any(finding["verdict"] == "fail" for finding in findings.values()) else 0)
 
@@ -28,6 +28,15 @@ def test_doctor_fails_with_the_remedy_on_a_broken_model(capsys: pytest.CaptureFi
     assert code == cli.USAGE
     assert finding["verdict"] == "fail"
     assert "config.json is missing" in finding["remedy"]
+
+
+def test_doctor_fails_where_the_environment_opens_the_engines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    assert cli.run(["doctor", "--json", "--port", "1"]) == cli.USAGE
+    (finding,) = [item for item in json.loads(capsys.readouterr().out) if item["check"] == "environment"]
+    assert (finding["verdict"], "VLLM_SERVER_DEV_MODE=1" in finding["remedy"]) == ("fail", True)
 
 
 @pytest.mark.parametrize("port", ["99999", "-1"])

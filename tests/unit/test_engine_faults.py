@@ -1,4 +1,4 @@
-"""Which answers to users are the engine's own failures."""
+"""Which answers to users are the engine's own failures, and what users are told of them."""
 
 import json
 from collections.abc import AsyncIterator
@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.engine_faults import faults_reported, is_fault
+from services.api_errors import ApiError
+from services.engine_faults import faults_reported, is_fault, told_by_engine
 
 
 def event(code: object) -> str:
@@ -74,3 +75,28 @@ async def test_a_user_who_leaves_is_no_failure_of_the_engine() -> None:
     assert await anext(stream) == "a"
     await stream.aclose()  # type: ignore[attr-defined]
     assert reported == []
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "code"),
+    [
+        (400, 400, "engine_refused"),
+        (404, 404, "engine_refused"),
+        (429, 429, "engine_refused"),
+        (500, 500, "engine_failed"),
+        (501, 501, "engine_failed"),
+        (502, 503, "engine_failed"),
+        (503, 503, "engine_failed"),
+        (504, 503, "engine_failed"),
+    ],
+)
+def test_a_user_is_told_to_come_back_where_no_engine_had_the_request(status: int, told: int, code: str) -> None:
+    answer = told_by_engine(status, "why")
+    assert (answer.status, answer.code, answer.message) == (told, code, "why")
+    assert ("Retry-After" in answer.headers) == (told in (429, 503))
+
+
+def test_every_refusal_that_may_pass_says_when_to_come_back() -> None:
+    assert ApiError(503, "away", code="x").response().headers["retry-after"] == "1"
+    assert ApiError(503, "away", code="x", headers={"Retry-After": "5"}).response().headers["retry-after"] == "5"
+    assert "retry-after" not in ApiError(500, "broken", code="x").response().headers

@@ -1,13 +1,18 @@
 """Who may use which route, and when the gateway refuses to start."""
 
+import base64
+
 import httpx
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from rollout.errors import ConfigError
 from services.auth import Doorkeeper, Role, check_exposure, deployed_tokens, fleet_args, resolve_tokens, without_tokens
 from services.config import AuthConfig, FleetConfig, GatewayConfig
 from services.gateway_app import build_app
+from services.token_strength import weakness
 from tests.unit.gateway_kit import ADMIN, ROLLOUT, USER, bearer, fleet, kit
 
 ROUTES = [
@@ -23,6 +28,7 @@ ROUTES = [
     ("GET", "/metrics", Role.ADMIN),
 ]
 OPEN = [("GET", "/healthz"), ("GET", "/docs"), ("GET", "/openapi.json")]
+STRONG = ("f1d2d2f924e986ac86fdf7b3", "Wp0o9dVRgxXq_lBq6Sk2", "correct horse battery staple 7")
 TOKENS = {Role.USER: USER, Role.ROLLOUT: ROLLOUT, Role.ADMIN: ADMIN}
 
 
@@ -93,16 +99,27 @@ def test_tokens_come_from_the_environment_where_the_config_has_none() -> None:
     assert auth.admin.get_secret_value() == "from-config"
 
 
-def test_a_deployment_without_any_token_is_refused_with_the_remedy() -> None:
+@pytest.mark.parametrize("exposed", [True, False])
+def test_a_deployment_without_any_token_is_refused_with_the_remedy(*, exposed: bool) -> None:
     with pytest.raises(ConfigError, match=r"NIGHTSHIFT_USER_TOKEN.*ray start.*runtime_env"):
-        deployed_tokens(AuthConfig(), {"NIGHTSHIFT_USER_TOKEN": ""})
+        deployed_tokens(AuthConfig(), {"NIGHTSHIFT_USER_TOKEN": ""}, exposed=exposed)
 
 
 def test_one_token_is_enough_for_a_deployment() -> None:
-    auth = deployed_tokens(AuthConfig(), {"NIGHTSHIFT_ROLLOUT_TOKEN": "from-env"})
-    assert Doorkeeper(auth).role("from-env") is Role.ROLLOUT
+    auth = deployed_tokens(AuthConfig(), {"NIGHTSHIFT_ROLLOUT_TOKEN": STRONG[0]}, exposed=True)
+    assert Doorkeeper(auth).role(STRONG[0]) is Role.ROLLOUT
     with pytest.raises(ConfigError, match=r"gateway\.auth\.user"):
-        deployed_tokens(AuthConfig(user=SecretStr(" padded ")), {})
+        deployed_tokens(AuthConfig(user=SecretStr(" padded ")), {}, exposed=False)
+
+
+def test_a_deployment_takes_no_token_that_can_be_guessed_unless_it_is_on_loopback() -> None:
+    environ = {"NIGHTSHIFT_ADMIN_TOKEN": "changeme"}
+    with pytest.raises(
+        ConfigError, match=r"gateway\.auth\.admin \(NIGHTSHIFT_ADMIN_TOKEN\) is shorter than 16"
+    ) as said:
+        deployed_tokens(AuthConfig(user=SecretStr(STRONG[0])), environ, exposed=True)
+    assert "changeme" not in str(said.value)
+    assert Doorkeeper(deployed_tokens(AuthConfig(), environ, exposed=False)).role("changeme") is Role.ADMIN
 
 
 def test_tokens_survive_the_trip_as_plain_arguments_and_are_shown_nowhere_else() -> None:
@@ -120,7 +137,68 @@ def test_loopback_needs_no_chosen_tokens(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.3", "gpu-node", ""])
 def test_another_address_needs_all_three_tokens(host: str) -> None:
-    two = AuthConfig(user=SecretStr("a"), rollout=SecretStr("b"))
+    two = AuthConfig(user=SecretStr(STRONG[0]), rollout=SecretStr(STRONG[1]))
     with pytest.raises(ConfigError, match="NIGHTSHIFT_ADMIN_TOKEN"):
         check_exposure(GatewayConfig(host=host, auth=two))
-    check_exposure(GatewayConfig(host=host, auth=two.model_copy(update={"admin": SecretStr("c")})))
+    check_exposure(GatewayConfig(host=host, auth=two.model_copy(update={"admin": SecretStr(STRONG[2])})))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.3", "gpu-node"])
+@pytest.mark.parametrize("role", ["user", "rollout", "admin"])
+def test_another_address_takes_no_token_that_can_be_guessed(host: str, role: str) -> None:
+    tokens = dict(zip(("user", "rollout", "admin"), map(SecretStr, STRONG), strict=True))
+    weak = AuthConfig(**{**tokens, role: SecretStr("hunter2")})
+    with pytest.raises(ConfigError, match=rf"gateway\.auth\.{role} .*shorter than 16.*gateway\.host={host}") as said:
+        check_exposure(GatewayConfig(host=host, auth=weak))
+    assert "hunter2" not in str(said.value)
+    check_exposure(GatewayConfig(host="127.0.0.1", auth=weak))
+
+
+@pytest.mark.parametrize(
+    ("token", "what"),
+    [
+        ("", "shorter than 16"),
+        ("a", "shorter than 16"),
+        ("Tr0ub4dor&3-xyz", "shorter than 16"),
+        ("x" * 40, "fewer than 6 different"),
+        ("ababababcdcdcdcdeeee", "fewer than 6 different"),
+        *(
+            (token, "is a placeholder")
+            for token in (
+                "changeme-changeme",
+                "ChangeMeChangeMe",
+                "your-token-here-please",
+                "YOUR_SECRET_TOKEN",
+                "<your admin token>",
+                "${NIGHTSHIFT_USER_TOKEN}",
+                "$NIGHTSHIFT_USER_TOKEN",
+                "{{ gateway.user_token }}",
+                "%NIGHTSHIFT_TOKEN%",
+                "[insert your token]",
+                "replace-this-token",
+                "nightshift-admin-token",
+                "user-token-12345",
+                "password12345678",
+                "secret-secret-00000",
+                "0123456789abcdef",
+                "abcdefghijklmnop",
+                "qwertyuiopasdfgh",
+                "1234567890123456",
+                "my-secret-token...",
+            )
+        ),
+    ],
+)
+def test_a_token_that_can_be_guessed_is_told_by_the_rule_that_it_breaks(token: str, what: str) -> None:
+    found = weakness(token)
+    assert found is not None
+    assert what in found
+    assert len(token) < 3 or token not in found
+
+
+@given(st.binary(min_size=12, max_size=48))
+def test_made_and_random_tokens_pass(noise: bytes) -> None:
+    assume(len(set(noise)) > 10)
+    for token in (noise.hex(), base64.urlsafe_b64encode(noise).decode(), f"ns-user-{base64.b32encode(noise).decode()}"):
+        assert weakness(token) is None
+    assert all(weakness(token) is None for token in STRONG)

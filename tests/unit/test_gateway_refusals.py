@@ -65,6 +65,17 @@ ROLLOUT_BODIES = [
     pytest.param(submit(priority=0), 422, ["priority", "not a known field"], id="unknown field"),
     pytest.param(submit(reward={"name": "nope"}), 422, ["reward.name", "nope", "mine"], id="unknown reward"),
     pytest.param(submit(reward="mine"), 422, ["reward", "'mine'"], id="reward as text"),
+    *(
+        pytest.param(
+            submit(reward={"name": "reasoning_gym", "params": params}), 422, ["reward.params.dataset", word], id=word
+        )
+        for params, word in (
+            ({"dataset": "countdown"}, "'countdown'"),
+            ({"dataset": "bitwise_arithmetic"}, "'bitwise_arithmetic'"),
+            ({"dataset": ["spell_backward"]}, "['spell_backward']"),
+            ({}, "required"),
+        )
+    ),
     pytest.param(submit(purpose="train"), 422, ["reward", "train"], id="train without reward"),
     *(
         pytest.param(

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from rollout.board import Heartbeat, ReplicaRole, ReplicaState, RoleSwitch
+from rollout.config import RewardEntry
 from rollout.errors import StoreUnavailable
 from rollout.memory_queue import MemoryQueue
 from rollout.queue import QueueLimits
@@ -56,6 +57,16 @@ async def test_accepted_prompts_are_in_the_queue_as_asked(http: httpx.AsyncClien
     assert first.reward is not None
     assert (first.reward.name, dict(first.reward.params), first.tenant) == ("mine", {"k": 1}, "t1")
     assert [dict(first.metadata), dict(second.metadata)] == [{"a": 1}, {"a": 2}]
+
+
+async def test_a_dataset_is_looked_at_where_the_reward_is_the_built_in_one(http: httpx.AsyncClient) -> None:
+    reward = {"name": "reasoning_gym", "params": {"dataset": "spell_backward"}}
+    assert (await submit(http, {**BODY, "reward": reward})).status_code == 202
+    own = fleet()
+    own.rewards.functions["reasoning_gym"] = RewardEntry(function="pkg.mod:fn")
+    async with connect(kit(own)) as theirs:
+        reward["params"] = {"dataset": "countdown"}
+        assert (await submit(theirs, {**BODY, "reward": reward})).status_code == 202
 
 
 @pytest.mark.parametrize(
@@ -326,9 +337,11 @@ async def test_health_needs_a_replica_that_answers(http: httpx.AsyncClient, gate
     assert (await http.get("/healthz")).status_code == 200
     assert (await http.head("/healthz", headers={"Authorization": ""})).status_code == 200
     gateway.board.replicas_alive.clear()
-    assert (await http.head("/healthz")).status_code == 503
+    answer = await http.head("/healthz")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
     answer = await http.get("/healthz")
     assert (answer.status_code, answer.json()["status"]) == (503, "no replica ready")
+    assert answer.headers["retry-after"] == "5"
 
 
 async def test_users_who_need_no_store_are_not_sent_away_while_it_does_not_answer(
@@ -339,6 +352,7 @@ async def test_users_who_need_no_store_are_not_sent_away_while_it_does_not_answe
 
     async def asked() -> tuple[int, str]:
         answer = await http.get("/healthz")
+        assert ("retry-after" in answer.headers) == (answer.status_code == 503)
         return answer.status_code, answer.json()["status"]
 
     with monkeypatch.context() as outage:

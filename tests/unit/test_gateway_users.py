@@ -326,6 +326,36 @@ async def test_a_setting_for_tools_that_is_missing_is_named_alone() -> None:
     assert "tool_choice 'none'" in message
 
 
+async def test_of_a_content_part_only_its_text_reaches_the_engine() -> None:
+    gateway = kit()
+    image = {"image_url": {"url": "http://10.0.0.1/"}, "input_audio": {"data": "x"}, "uuid": "u", "cache_control": {}}
+    content = [{"type": "text", "text": "hi", **image}, {"text": "there", "type": "text"}]
+    async with connect(gateway) as http:
+        answer = await http.post(
+            "/v1/chat/completions", json=body("chat", messages=[{"role": "user", "content": content}])
+        )
+    assert answer.status_code == 200, answer.text
+    parts = [{"type": "text", "text": "hi"}, {"type": "text", "text": "there"}]
+    assert gateway.backend.bodies[0]["messages"] == [{"role": "user", "content": parts}]
+
+
+async def test_an_answer_that_a_client_sends_back_loses_what_no_engine_is_to_see() -> None:
+    gateway = kit()
+    kept = {"role": "assistant", "content": "no", "refusal": "no", "reasoning": "r", "reasoning_content": "r"}
+    more = {
+        "annotations": [],
+        "audio": None,
+        "function_call": None,
+        "image_url": {"url": "file:///etc/passwd"},
+        "task": "x",
+    }
+    asked = {"role": "user", "content": "why", "tools": [{"type": "function"}], "prefix": True}
+    async with connect(gateway) as http:
+        answer = await http.post("/v1/chat/completions", json=body("chat", messages=[{**kept, **more}, asked]))
+    assert answer.status_code == 200, answer.text
+    assert gateway.backend.bodies[0]["messages"] == [kept, {"role": "user", "content": "why"}]
+
+
 async def test_a_conversation_with_tool_calls_reaches_the_engine_as_it_is() -> None:
     gateway = kit()
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}

@@ -76,14 +76,3 @@ def test_a_technology_is_imported_where_it_is_wrapped_and_nowhere_else(library: 
         if top(name) == library
     }
     assert found <= IMPORTERS[library]
-
-
-def test_nothing_shipped_can_unpickle() -> None:
-    wrong = [
-        f"{file.relative_to(ROOT)}:{line} imports {name}"
-        for package in OWN
-        for file in modules(package)
-        for name, line in imported(file)
-        if top(name) in ("pickle", "cloudpickle", "dill", "marshal", "shelve")
-    ]
-    assert not wrong

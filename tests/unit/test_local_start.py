@@ -11,6 +11,7 @@ import pytest
 from deploy.config import load
 from deploy.local import LocalFleet, check_trainer
 from rollout.errors import ConfigError
+from services.environment import check_environment
 from tests.ports import free_port
 
 
@@ -52,6 +53,37 @@ def test_another_failure_of_serve_stays_what_it_is(tmp_path: Path, monkeypatch: 
     fleet = LocalFleet(load([], ["--model.path", str(tmp_path), "--fleet.gateway.port", str(free_port())]))
     with pytest.raises(RuntimeError, match="no proxy"):
         fleet._start_proxy()
+
+
+@pytest.mark.parametrize("name", ["VLLM_ALLOW_INSECURE_SERIALIZATION", "VLLM_SERVER_DEV_MODE"])
+def test_no_fleet_starts_in_an_environment_that_opens_its_engines(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = LocalFleet(load([], ["--model.path", str(tmp_path), "--state_dir", str(tmp_path / "state")]))
+    for value in ("1", "true", "2", " "):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(ConfigError, match=rf"^{name}={value} .*Unset it"):
+            fleet.prepare()
+    assert not (tmp_path / "state").exists()
+    for value in ("", "0"):
+        check_environment({name: value})
+    check_environment({})
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("10.0.0.3", "http://10.0.0.3:8000"),
+        ("gpu-node", "http://gpu-node:8000"),
+    ],
+)
+def test_a_fleet_names_the_address_at_which_it_is_reached_from_here(host: str, url: str, tmp_path: Path) -> None:
+    flags = ["--model.path", str(tmp_path), "--fleet.gateway.host", host]
+    assert LocalFleet(load([], flags)).url == url
 
 
 ADAPTER_FLEET = ["--fleet.sharing.mode", "adapter", "--fleet.sharing.max_lora_rank", "16"]

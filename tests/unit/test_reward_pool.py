@@ -7,7 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pydantic import ValidationError
 
+from deploy.processes import Tree
 from rollout.config import RewardEntry, RewardsConfig
 from rollout.errors import ConfigError, RewardError
 from rollout.rewards import RewardInput
@@ -81,12 +83,15 @@ def reader(sample):
 def huge(sample):
     return 10**400
 
+def environment(sample):
+    return {"reward": 0, **{name: 1 for name in os.environ}}
+
 def heavy(sample):
     return sum(m in sys.modules for m in ("torch", "vllm", "ray"))
 """
 FUNCTIONS = (
     "length", "hang", "offspring", "boom", "nan", "text", "patient", "digits", "run", "reader", "huge", "die", "heavy",
-    "leave", "mute", "forks", "wordy",
+    "leave", "mute", "forks", "wordy", "environment",
 )  # fmt: skip
 
 
@@ -180,6 +185,42 @@ async def test_what_a_failing_function_started_ends_with_it(pool: RewardPool, tm
     async with asyncio.timeout(5):
         while not ended(child):  # noqa: ASYNC110  state of another process
             await asyncio.sleep(0.01)
+
+
+async def test_functions_see_the_environment_that_they_need_and_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets = (
+        "NIGHTSHIFT_ADMIN_TOKEN",
+        "NIGHTSHIFT_REDIS__URL",
+        "REDIS_URL",
+        "RAY_AUTH_TOKEN",
+        "RAY_ADDRESS",
+        "HF_TOKEN",
+    )
+    needed = ("PATH", "LC_ALL", "TMPDIR", "JUDGE_KEY")
+    for name in (*secrets, *needed, "OTHER_KEY"):
+        monkeypatch.setenv(name, os.environ["PATH"] if name == "PATH" else str(tmp_path))
+    (tmp_path / "my_rewards.py").write_text(USER_MODULE)
+    entries = {"mine": RewardEntry(function="my_rewards:environment")}
+    tree = Tree()
+    tree.mark()
+    pool = RewardPool(RewardsConfig(functions=entries, python_path=[tmp_path], environment=("JUDGE_KEY",)))
+    try:
+        (reward,) = await pool.score("mine", [sample()])
+    finally:
+        tree.unmark()
+        await pool.close()
+    seen = set(reward.breakdown)
+    assert seen >= {*needed, "PYTHONPATH", "OMP_NUM_THREADS", tree.name}, "the mark by which a fleet ends its processes"
+    assert not seen & {*secrets, "OTHER_KEY"}
+    assert {name for name in seen if name.startswith(("NIGHTSHIFT_", "RAY_"))} == {tree.name}
+
+
+@pytest.mark.parametrize("name", ["NIGHTSHIFT_USER_TOKEN", "REDIS_URL", "RAY_ADDRESS"])
+def test_a_secret_of_the_fleet_is_given_to_no_function(name: str) -> None:
+    with pytest.raises(ValidationError, match=rf"rewards\.environment names {name}"):
+        RewardsConfig(environment=("PATH", name))
 
 
 async def test_functions_see_no_engine_modules(pool: RewardPool) -> None:

@@ -1,5 +1,6 @@
 """The deployment file that users copy is a valid configuration."""
 
+import ast
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,6 +16,9 @@ SERVE_YAML = Path(__file__).parents[2] / "deploy" / "serve.yaml"
 def test_serve_yaml_is_a_valid_fleet_configuration() -> None:
     (application,) = yaml.safe_load(SERVE_YAML.read_text())["applications"]
     assert application["import_path"] == "services.app:build"
+    source = ast.parse((SERVE_YAML.parents[1] / "services" / "app.py").read_text())
+    (build,) = (part for part in source.body if isinstance(part, ast.FunctionDef) and part.name == "build")
+    assert ast.unparse(build.args) == "args: dict[str, Any]"  # Serve takes no builder of more than one parameter
     fleet = FleetConfig.model_validate(application["args"])
     assert fleet.redis.url is not None
 
