@@ -9,11 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from rollout.errors import RewardError
+from rollout.milestone import reached
 from rollout.queue import Lease
 from rollout.rewards import Reward, RewardInput
 from rollout.salvage import Chunk
 from rollout.types import Group, Partial, RolloutRequest, Sample, Segment, Timings
 from services.kept_prefixes import KeptPrefixes
+from services.milestone import Milestone
 from services.sample_run import EngineGone, Generator, SampleRun, Tally
 from services.seats import Seats
 
@@ -146,6 +148,7 @@ class GroupWork:
         """The scored group. Raises Parted, and the first error of the engine or the reward."""
         leased_at, started = time.time(), time.monotonic()
         await self._generate()
+        reached(Milestone.GENERATED)
         generated_s = time.monotonic() - started
         rewards = await self._unless_parted(self._score())
         timings = Timings(leased_at, generated_s, rewarded_s=time.monotonic() - started - generated_s)

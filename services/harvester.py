@@ -14,6 +14,7 @@ from functools import partial
 import structlog
 
 from rollout.errors import LeaseLost, RewardError, StoreUnavailable
+from rollout.milestone import reached
 from rollout.queue import Lease, RolloutQueue
 from rollout.types import Partial, Purpose, RolloutRequest
 from services.config import HarvestConfig
@@ -21,6 +22,7 @@ from services.group_work import GroupWork, Parted, Scorer
 from services.harvest_fleet import Fleet
 from services.held_group import HeldGroup
 from services.kept_prefixes import KeptPrefixes
+from services.milestone import Milestone
 from services.salvager import Salvager
 from services.sample_run import EngineGone, Generator, Tally
 from services.seats import Seats
@@ -149,6 +151,7 @@ class Harvester:
             purposes = self._fleet.purposes(queue.run)
             leases = await self._lease(queue, purposes) if purposes else []
             for lease in leases:
+                reached(Milestone.LEASED)
                 await self._admit(queue, lease)
             if leases:
                 self._turn += offset + 1
@@ -238,11 +241,13 @@ class Harvester:
             await held.queue.reject(held.lease, reason=problem)
             return
         group = await held.work.produce()
+        reached(Milestone.SCORED)
         await self._fleet.settled()
         if held.given_up:  # what awaited above may have ended at the very moment
             raise Parted
         held.returning = True
         await held.queue.complete(held.lease, group)
+        reached(Milestone.HANDED_IN)
 
     def _impossible(self, request: RolloutRequest) -> str | None:
         """Why no engine of this fleet can ever do the request."""
@@ -276,6 +281,7 @@ class Harvester:
         held.returning = True
         with suppress(LeaseLost, StoreUnavailable):
             await held.queue.release(held.lease, reason=held.given_up or _STOPPED)
+            reached(Milestone.GIVEN_BACK)
         self.tally.lost += held.work.unsaved
 
     async def _keep(self, held: HeldGroup) -> None:

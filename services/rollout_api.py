@@ -10,11 +10,13 @@ from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from rollout.errors import Gone, NotFound
+from rollout.milestone import reached
 from rollout.queue import GroupStatus, RolloutQueue, Submission
 from services.api_errors import ApiError, from_validation
 from services.auth import Role
 from services.gateway_parts import GatewayParts
 from services.limits import read_json
+from services.milestone import Milestone
 from services.openapi import ERRORS, body_of, needs
 from services.sample_stream import MEDIA_TYPES, Format, as_they_finish, encoded
 from services.sample_views import counts, group_json, group_view, is_finished, tokens_of
@@ -77,6 +79,7 @@ class RolloutApi:
         requests = to_requests(body, prompts, self._fleet)
         queue = self._parts.queue(run)
         accepted = await queue.submit(requests, idempotency_key=key, body_digest=body_digest(raw))
+        reached(Milestone.ACCEPTED)
         return _accepted(run, accepted)
 
     async def show(self, rollout_id: str, cursor: _Cursor = None, limit: _Limit = None) -> RolloutView:

@@ -8,9 +8,11 @@ from contextlib import suppress
 import structlog
 
 from rollout.errors import CodecError, LeaseLost, StoreUnavailable
+from rollout.milestone import reached
 from rollout.salvage import without
 from services.harvest_fleet import Fleet
 from services.held_group import HeldGroup
+from services.milestone import Milestone
 from services.salvage_pace import SalvagePace
 
 _IDLE_S = 0.02
@@ -63,6 +65,7 @@ class Salvager:
                 _log.warning("salvage_refused", group=held.lease.group_id, error=str(error))
                 return
             held.work.saved(chunks)
+            reached(Milestone.SALVAGED)
 
     def _look(self, held: HeldGroup, tasks: asyncio.TaskGroup) -> None:
         if held.given_up:  # its own task keeps all there is

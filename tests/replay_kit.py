@@ -136,8 +136,8 @@ def replay_process(config: TrainConfig, milestone: Milestone, count: int, timeou
 
 
 def _replay_until(config: TrainConfig, milestone: Milestone, count: int, output: Path) -> None:
+    from rollout import milestone as milestones
     from trainer import daemon
-    from trainer import milestone as milestones
 
     with output.open("wb") as log:
         for stream in (1, 2):

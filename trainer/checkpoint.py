@@ -19,10 +19,11 @@ from typing import Any
 
 import structlog
 
+from rollout.milestone import reached
 from rollout.weights import file_sha256
 from trainer.durable import sync_dir, sync_file, sync_tree, write_text
 from trainer.errors import CheckpointError
-from trainer.milestone import Milestone, reached
+from trainer.milestone import Milestone
 
 log = structlog.get_logger(__name__)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from rollout.milestone import reached
 from rollout.prompts import Prompt
 from rollout.queue import RolloutQueue
 from rollout.types import GroupState
@@ -30,7 +31,7 @@ from trainer.holder import Holder
 from trainer.intake import Intake, collect, recollect, reject
 from trainer.journal import Journal, JournalEntry
 from trainer.metrics import MetricsLog, batch_metrics, staleness_metrics
-from trainer.milestone import Milestone, reached
+from trainer.milestone import Milestone
 from trainer.progress import Phase, Progress
 from trainer.publish import Publisher
 from trainer.push import PushReport

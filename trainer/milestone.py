@@ -1,12 +1,10 @@
-"""Named moments of a step, in their order; between any two of them a crash leaves something else half done.
+"""Named moments of a step, in their order, see `rollout.milestone`; between any two of them a crash leaves something
+else half done.
 
     journaled -> updated -> version_reserved -> version_written -> version_current
               -> checkpoint_sealed -> checkpoint_renamed -> settled
-
-A fault test observes them and ends the process at one. Nothing else does: by default nobody looks.
 """
 
-from collections.abc import Callable
 from enum import StrEnum
 
 
@@ -29,15 +27,3 @@ class Milestone(StrEnum):
     """It is the run's newest."""
     SETTLED = "settled"
     """The groups that it contains have left the queue."""
-
-
-def _nobody(_: Milestone) -> None:
-    pass
-
-
-observer: Callable[[Milestone], None] = _nobody
-
-
-def reached(milestone: Milestone) -> None:
-    """Tell the observer."""
-    observer(milestone)

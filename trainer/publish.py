@@ -13,13 +13,14 @@ from pathlib import Path
 import structlog
 
 from rollout.board import Board, CurrentVersion
+from rollout.milestone import reached
 from rollout.weights import MANIFEST, Canary, WeightManifest, published_versions, version_dir
 from trainer.config import PushConfig
 from trainer.durable import sync_dir, write_text
 from trainer.fleet_fit import check_fleet, until_misfit
 from trainer.lora import adapter_form
 from trainer.lora_config import LoraConfig
-from trainer.milestone import Milestone, reached
+from trainer.milestone import Milestone
 from trainer.push import Pusher, PushReport
 from trainer.worker_group import WorkerGroup
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from rollout import milestone
 from rollout.config import RedisConfig
 from rollout.errors import StoreUnavailable
 from rollout.local_board import LocalBoard
@@ -32,7 +33,7 @@ from rollout.types import (
 from tests.replay_kit import kill_at
 from tests.tiny_models import build_policy
 from tests.trainer_kit import metrics, train_config, write_prompts
-from trainer import in_process, milestone
+from trainer import in_process
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.config import TrainConfig, WorkersConfig
 from trainer.feeder import Feeder

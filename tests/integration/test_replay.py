@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from transformers import AutoModelForSequenceClassification
 
+from rollout import milestone
 from rollout.errors import ConfigError
 from rollout.recording import RecordingWriter
 from tests.replay_kit import BATCH, kill_at, replay_config, result_of, write_recording
 from tests.tiny_models import build_policy
 from tests.trainer_kit import metrics
-from trainer import daemon, in_process, milestone
+from trainer import daemon, in_process
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.errors import CheckpointError
