@@ -36,6 +36,7 @@ from rollout.config import RedisConfig
 from rollout.errors import ConfigError, NightshiftError
 from services.auth import fleet_args
 from services.config import AuthConfig, FleetConfig, FleetOptions
+from services.proxy_limits import limits_beside, proxy_environment
 from trainer.ray_start import start_local_ray
 
 log = structlog.get_logger(__name__)
@@ -124,9 +125,15 @@ class LocalFleet:
         check_model(self.config.model.path)
         self._stack.enter_context(_only_one(self.state_dir, self.config.fleet))
         check_fleet(self.config)
+        self._shield()
         self.tokens = gateway_tokens(self.config.gateway, self.state_dir)
         auth = AuthConfig(**{role: SecretStr(getattr(self.tokens, role)) for role in ("user", "rollout", "admin")})
         self.config = self.config.model_copy(update={"gateway": self.config.gateway.model_copy(update={"auth": auth})})
+
+    def _shield(self) -> None:
+        """Serve's proxy is a process of Ray's and gets its bounds by the environment that Ray is started with."""
+        limits = limits_beside(self.config.gateway.limits.max_body_bytes, os.environ)
+        os.environ.update(proxy_environment(limits, os.environ))
 
     def _start(self) -> None:
         self.prepare()

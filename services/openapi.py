@@ -31,9 +31,11 @@ _REASONS = {
     409: "The Idempotency-Key was used with another body.",
     410: "It was here, and its retention has ended.",
     413: "The body is too large.",
+    414: "The URL is too long.",
     415: "Not application/json.",
     422: "A bad value, naming field, value and limit.",
     429: "Too much at once; see Retry-After.",
+    431: "Headers are too many or too long.",
     500: "A fault of the gateway.",
     503: "The store or the engines do not answer; see Retry-After.",
 }
