@@ -34,7 +34,7 @@ from deploy.ray_directory import RAY, make_ray_directory
 from deploy.tokens import Tokens, gateway_tokens
 from rollout.config import RedisConfig
 from rollout.errors import ConfigError, NightshiftError
-from services.auth import fleet_args
+from services.auth import ENVIRONMENT, fleet_args
 from services.config import AuthConfig, FleetConfig, FleetOptions
 from services.proxy_limits import limits_beside, proxy_environment
 from trainer.ray_start import start_local_ray
@@ -127,7 +127,7 @@ class LocalFleet:
         check_fleet(self.config)
         self._shield()
         self.tokens = gateway_tokens(self.config.gateway, self.state_dir)
-        auth = AuthConfig(**{role: SecretStr(getattr(self.tokens, role)) for role in ("user", "rollout", "admin")})
+        auth = AuthConfig(**{role: SecretStr(getattr(self.tokens, role)) for role in ENVIRONMENT})
         self.config = self.config.model_copy(update={"gateway": self.config.gateway.model_copy(update={"auth": auth})})
 
     def _shield(self) -> None:

@@ -299,6 +299,8 @@ class AuthConfig(Settings):
     """May also submit, read and cancel rollouts. NIGHTSHIFT_ROLLOUT_TOKEN."""
     admin: SecretStr | None = None
     """May do everything, /v1/status and /metrics included. NIGHTSHIFT_ADMIN_TOKEN."""
+    metrics: SecretStr | None = None
+    """May read /metrics and nothing else. NIGHTSHIFT_METRICS_TOKEN."""
 
 
 class GatewayConfig(Settings):

@@ -10,10 +10,12 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from services.api_errors import ErrorBody
-from services.auth import Doorkeeper, Role
+from services.auth import Doorkeeper, Grant
 
 _REF = "#/components/schemas/{model}"
-_BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="Token of the user, rollout or admin role.")
+_BEARER = HTTPBearer(
+    auto_error=False, scheme_name="bearer", description="Token of the user, rollout, admin or metrics role."
+)
 _EXAMPLE = {
     "error": {
         "message": "n is 65, over the limit of 64 (gateway.limits.max_n)",
@@ -25,7 +27,7 @@ _EXAMPLE = {
 _REASONS = {
     400: "Malformed JSON or, on user routes, a bad value.",
     401: "No token, or an unknown one.",
-    403: "The token's role is too low.",
+    403: "The token's role may not do this; the message names those that may.",
     404: "No such thing.",
     408: "The body did not arrive in time.",
     409: "The Idempotency-Key was used with another body.",
@@ -48,11 +50,11 @@ ERRORS: Answers = {
 }
 
 
-def needs(doorkeeper: Doorkeeper, role: Role) -> DependsMarker:
-    """Dependency that lets only tokens of `role` or above pass."""
+def needs(doorkeeper: Doorkeeper, grant: Grant) -> DependsMarker:
+    """Dependency that lets only tokens pass whose role has `grant`."""
 
     async def admit(request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]) -> None:
-        doorkeeper.admit(request.headers.get("authorization"), role)
+        doorkeeper.admit(request.headers.get("authorization"), grant)
 
     marker: DependsMarker = Depends(admit)
     return marker

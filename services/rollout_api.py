@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from rollout.errors import Gone, NotFound
 from rollout.queue import GroupStatus, RolloutQueue, Submission
 from services.api_errors import ApiError, from_validation
-from services.auth import Role
+from services.auth import Grant
 from services.gateway_parts import GatewayParts
 from services.limits import read_json
 from services.openapi import ERRORS, body_of, needs
@@ -50,7 +50,7 @@ class RolloutApi:
         self._page_size = parts.fleet.gateway.limits.page_size
 
     def router(self) -> APIRouter:
-        guard = needs(self._parts.doorkeeper, Role.ROLLOUT)
+        guard = needs(self._parts.doorkeeper, Grant.ROLL_OUT)
         router = APIRouter(prefix="/v1/rollouts", tags=["rollouts"], dependencies=[guard])
         router.post("", status_code=202, response_model=Submitted, responses=ERRORS, openapi_extra=body_of(SubmitBody))(
             self.submit

@@ -1,4 +1,4 @@
-"""How the fleet is: /v1/status and /metrics for administrators, /healthz for anybody."""
+"""How the fleet is: /v1/status for administrators, /metrics for scrapers too, /healthz for anybody."""
 
 import time
 from dataclasses import asdict
@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from rollout.board import Heartbeat, ReplicaState
 from rollout.errors import StoreUnavailable
-from services.auth import Role
+from services.auth import Grant
 from services.gateway_parts import GatewayParts
 from services.metrics import LEDGER_FIELDS, FleetSnapshot, Quantiles, render
 from services.openapi import ERRORS, Answers, needs
@@ -28,12 +28,13 @@ class StatusApi:
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["operation"])
-        guard = [needs(self._parts.doorkeeper, Role.ADMIN)]
-        router.get("/v1/status", dependencies=guard, responses=ERRORS)(self.status)
+        sees = [needs(self._parts.doorkeeper, Grant.SEE_STATUS)]
+        reads = [needs(self._parts.doorkeeper, Grant.READ_METRICS)]
+        router.get("/v1/status", dependencies=sees, responses=ERRORS)(self.status)
         page: Answers = {
             200: {"description": "Prometheus text.", "content": {PROMETHEUS: {"schema": {"type": "string"}}}}
         }
-        router.get("/metrics", dependencies=guard, response_class=Response, responses={**ERRORS, **page})(self.metrics)
+        router.get("/metrics", dependencies=reads, response_class=Response, responses={**ERRORS, **page})(self.metrics)
         sick: Answers = {503: {"description": "No replica is ready, or it is not known whether one is."}}
         router.get("/healthz", responses=sick)(self.healthz)
         router.head("/healthz", include_in_schema=False)(self.healthz)  # what load balancers ask
