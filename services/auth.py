@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -50,6 +51,15 @@ GRANTS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Bearer:
+    """Who sent a request."""
+
+    role: Role
+    digest: bytes
+    """Of the token: what the token's requests are counted by."""
+
+
 class Doorkeeper:
     """Knows the tokens, as digests. A role without a token is granted to nobody."""
 
@@ -74,8 +84,8 @@ class Doorkeeper:
                 found = role
         return found
 
-    def admit(self, authorization: str | None, needed: Grant) -> Role:
-        """The role of an Authorization header; raises ApiError 401 or 403."""
+    def admit(self, authorization: str | None, needed: Grant) -> Bearer:
+        """The holder of an Authorization header; raises ApiError 401 or 403."""
         challenge = {"WWW-Authenticate": "Bearer"}
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
@@ -90,7 +100,7 @@ class Doorkeeper:
             able = " or ".join(able for able in Role if needed in GRANTS[able])
             message = f"this route needs the {able} role, the token has {role}"
             raise ApiError(403, message, code="insufficient_role", param="Authorization")
-        return role
+        return Bearer(role, self._digests[role])
 
 
 def resolve_tokens(auth: AuthConfig, environ: Mapping[str, str]) -> AuthConfig:

@@ -282,11 +282,27 @@ class LimitsConfig(Settings):
     """Those of a dead group, where it is longer: until then `nightshift dead retry` can have it tried again."""
     max_user_requests: int = Field(default=256, ge=1)
     """User requests in flight at the gateway; more get 429."""
+    max_rollout_requests: int = Field(default=128, ge=1)
+    """Requests to the rollout API in flight at the gateway, streams apart; more get 429."""
+    max_token_requests: int | None = Field(default=None, ge=1)
+    """Of each of these two with one token; more get 429. By default seven eighths, rounded up, so that whoever has one
+    token leaves room for those with another."""
+    requests_per_s: float = Field(default=0.0, ge=0)
+    """Requests a second with one token, and as many (one at least) at once; more get 429. 0 for any number."""
     page_size: int = Field(default=256, ge=1, le=4096)
     max_streams: int = Field(default=64, ge=1)
     """Streams of samples open at the gateway; more get 429."""
     max_stream_s: float = Field(default=3600.0, gt=0)
     """Longest time that one stream waits for its groups."""
+
+    def of_one_token(self, places: int) -> int:
+        """How many of so many places in flight."""
+        return -(-7 * places // 8) if self.max_token_requests is None else min(self.max_token_requests, places)
+
+    @property
+    def places(self) -> int:
+        """Requests in flight that may last."""
+        return self.max_user_requests + self.max_rollout_requests + self.max_streams
 
 
 class AuthConfig(Settings):

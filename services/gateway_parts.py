@@ -14,6 +14,7 @@ from services.auth import Doorkeeper
 from services.config import FleetConfig
 from services.limits import InFlight
 from services.metrics import UserLatency
+from services.rate import Rates
 from services.tokenizer import PromptReader, PromptTokenizer
 
 
@@ -49,7 +50,11 @@ class GatewayParts:
     rollout_reader: PromptReader
     registry: CollectorRegistry
     latency: UserLatency
+    rates: Rates
+    """Of each token's requests."""
     users: InFlight
+    rollouts: InFlight
+    """Requests to the rollout API but streams."""
     streams: InFlight
 
 
@@ -78,6 +83,18 @@ def assemble(
         rollout_reader=PromptReader(deepcopy(tokenizer)),
         registry=registry,
         latency=UserLatency(registry, fleet.slo),
-        users=InFlight("user requests", limits.max_user_requests, "gateway.limits.max_user_requests"),
+        rates=Rates(limits.requests_per_s),
+        users=InFlight(
+            "user requests",
+            limits.max_user_requests,
+            "gateway.limits.max_user_requests",
+            of_one_token=limits.of_one_token(limits.max_user_requests),
+        ),
+        rollouts=InFlight(
+            "requests to the rollout API",
+            limits.max_rollout_requests,
+            "gateway.limits.max_rollout_requests",
+            of_one_token=limits.of_one_token(limits.max_rollout_requests),
+        ),
         streams=InFlight("streams of samples", limits.max_streams, "gateway.limits.max_streams"),
     )

@@ -11,6 +11,8 @@ from pydantic.json_schema import models_json_schema
 
 from services.api_errors import ErrorBody
 from services.auth import Doorkeeper, Grant
+from services.limits import check_rate, counts_for
+from services.rate import Rates
 
 _REF = "#/components/schemas/{model}"
 _BEARER = HTTPBearer(
@@ -50,11 +52,13 @@ ERRORS: Answers = {
 }
 
 
-def needs(doorkeeper: Doorkeeper, grant: Grant) -> DependsMarker:
-    """Dependency that lets only tokens pass whose role has `grant`."""
+def needs(doorkeeper: Doorkeeper, rates: Rates, grant: Grant) -> DependsMarker:
+    """Dependency that lets only tokens pass whose role has `grant`, and each of them no more often than it may."""
 
     async def admit(request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]) -> None:
-        doorkeeper.admit(request.headers.get("authorization"), grant)
+        token = doorkeeper.admit(request.headers.get("authorization"), grant).digest
+        check_rate(rates, token)
+        counts_for(request, token)
 
     marker: DependsMarker = Depends(admit)
     return marker

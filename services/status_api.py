@@ -1,5 +1,6 @@
 """How the fleet is: /v1/status for administrators, /metrics for scrapers too, /healthz for anybody."""
 
+import asyncio
 import time
 from dataclasses import asdict
 from typing import Any
@@ -25,11 +26,14 @@ class StatusApi:
         self._parts = parts
         self._was_ready = False
         """At the last look that the store answered."""
+        self._look: asyncio.Task[tuple[str, bool]] | None = None
+        """One at a time, for all who ask meanwhile: anybody may, and none of them is to cost the store anything."""
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["operation"])
-        sees = [needs(self._parts.doorkeeper, Grant.SEE_STATUS)]
-        reads = [needs(self._parts.doorkeeper, Grant.READ_METRICS)]
+        parts = self._parts
+        sees = [needs(parts.doorkeeper, parts.rates, Grant.SEE_STATUS)]
+        reads = [needs(parts.doorkeeper, parts.rates, Grant.READ_METRICS)]
         router.get("/v1/status", dependencies=sees, responses=ERRORS)(self.status)
         page: Answers = {
             200: {"description": "Prometheus text.", "content": {PROMETHEUS: {"schema": {"type": "string"}}}}
@@ -72,13 +76,18 @@ class StatusApi:
 
     async def healthz(self) -> Response:
         """200 while a replica is ready for users, who need no store: where it does not answer, as far as was known."""
+        if self._look is None or self._look.done():
+            self._look = asyncio.create_task(self._looked())
+        status, ready = await asyncio.shield(self._look)
+        return JSONResponse({"status": status}, 200 if ready else 503)
+
+    async def _looked(self) -> tuple[str, bool]:
         try:
             replicas = await self._parts.board.replicas(self._parts.fleet.fleet)
         except StoreUnavailable:
-            return JSONResponse({"status": "store unavailable"}, 200 if self._was_ready else 503)
+            return "store unavailable", self._was_ready
         self._was_ready = any(beat.state in _ANSWERING and beat.serves for beat in replicas)
-        ready = self._was_ready
-        return JSONResponse({"status": "ok" if ready else "no replica ready"}, 200 if ready else 503)
+        return "ok" if self._was_ready else "no replica ready", self._was_ready
 
     async def _snapshot(self) -> FleetSnapshot:
         parts, fleet = self._parts, self._parts.fleet

@@ -34,7 +34,8 @@ class UserApi:
         self._limits = parts.fleet.gateway.limits
 
     def router(self) -> APIRouter:
-        router = APIRouter(prefix="/v1", tags=["users"], dependencies=[needs(self._parts.doorkeeper, Grant.USE)])
+        parts = self._parts
+        router = APIRouter(prefix="/v1", tags=["users"], dependencies=[needs(parts.doorkeeper, parts.rates, Grant.USE)])
         router.get("/models", responses=ERRORS)(self.models)
         router.get("/models/{model:path}", responses=ERRORS)(self.model)
         router.post("/completions", responses={**_ANSWER, **ERRORS}, openapi_extra=body_of(CompletionBody))(
