@@ -272,6 +272,9 @@ class LimitsConfig(Settings):
     max_n: int = Field(default=64, ge=1)
     max_tokens: int = Field(default=1024, ge=1)
     """Response tokens of one sample; also bounded by max_model_len minus the prompt."""
+    max_prompt_chars: int | None = Field(default=None, ge=1)
+    """Characters of one prompt, messages and tools included; more are refused before they are tokenised. By default 16
+    for each token of `engine.max_model_len`."""
     max_metadata_bytes: int = Field(default=16_384, ge=0)
     max_depth: int = Field(default=65_536, ge=1)
     """Groups of a run that are not at their end."""

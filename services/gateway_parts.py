@@ -14,6 +14,7 @@ from services.auth import Doorkeeper
 from services.config import FleetConfig
 from services.limits import InFlight
 from services.metrics import UserLatency
+from services.prompt_size import PromptBounds
 from services.rate import Rates
 from services.tokenizer import PromptReader, PromptTokenizer
 
@@ -69,7 +70,7 @@ def assemble(
 ) -> GatewayParts:
     """The parts of one gateway process. Raises ConfigError when the tokens cannot be used."""
     limits = fleet.gateway.limits
-    registry = CollectorRegistry()
+    registry, bounds = CollectorRegistry(), PromptBounds.of(fleet)
     return GatewayParts(
         fleet=fleet,
         board=board,
@@ -78,9 +79,9 @@ def assemble(
         tokenizer=tokenizer,
         durability=durability,
         doorkeeper=Doorkeeper(fleet.gateway.auth),
-        reader=PromptReader(tokenizer),
+        reader=PromptReader(tokenizer, bounds),
         # a tokenizer is not safe in two threads at once
-        rollout_reader=PromptReader(deepcopy(tokenizer)),
+        rollout_reader=PromptReader(deepcopy(tokenizer), bounds),
         registry=registry,
         latency=UserLatency(registry, fleet.slo),
         rates=Rates(limits.requests_per_s),
