@@ -35,9 +35,10 @@ from deploy.ray_directory import RAY, make_ray_directory
 from deploy.tokens import Tokens, gateway_tokens
 from rollout.config import RedisConfig
 from rollout.errors import ConfigError, NightshiftError
-from services.auth import fleet_args, is_loopback
+from services.auth import ENVIRONMENT, fleet_args, is_loopback
 from services.config import AuthConfig, FleetConfig, FleetOptions
 from services.environment import check_environment
+from services.proxy_limits import limits_beside, proxy_environment
 from trainer.ray_start import start_local_ray
 
 log = structlog.get_logger(__name__)
@@ -127,9 +128,15 @@ class LocalFleet:
         check_model(self.config.model.path)
         self._stack.enter_context(_only_one(self.state_dir, self.config.fleet))
         check_fleet(self.config)
+        self._shield()
         self.tokens = gateway_tokens(self.config.gateway, self.state_dir)
-        auth = AuthConfig(**{role: SecretStr(getattr(self.tokens, role)) for role in ("user", "rollout", "admin")})
+        auth = AuthConfig(**{role: SecretStr(getattr(self.tokens, role)) for role in ENVIRONMENT})
         self.config = self.config.model_copy(update={"gateway": self.config.gateway.model_copy(update={"auth": auth})})
+
+    def _shield(self) -> None:
+        """Serve's proxy is a process of Ray's and gets its bounds by the environment that Ray is started with."""
+        limits = limits_beside(self.config.gateway.limits.max_body_bytes, os.environ)
+        os.environ.update(proxy_environment(limits, os.environ))
 
     def _start(self) -> None:
         self.prepare()

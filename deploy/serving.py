@@ -44,7 +44,7 @@ def _welcome(fleet: LocalFleet) -> str:
     body = f'{{"model": "{model}", "prompt": "Hello", "max_tokens": 16}}'
     return f"""
 Fleet {fleet.config.fleet} serves {model} at {url}/v1 (documentation: {url}/docs)
-Tokens (user, rollout, admin) are in {tokens}. Try:
+Tokens (user, rollout, admin, metrics) are in {tokens}. Try:
 
   TOKEN=$(python3 -c 'import json; print(json.load(open("{tokens}"))["user"])')
   curl -s {url}/v1/completions -H "Authorization: Bearer $TOKEN" \\

@@ -27,6 +27,7 @@ class Tokens:
     user: str
     rollout: str
     admin: str
+    metrics: str
 
 
 def token_file(state_dir: Path) -> Path:

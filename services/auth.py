@@ -1,10 +1,11 @@
-"""Bearer tokens and the roles they grant: user < rollout < admin."""
+"""Bearer tokens, their roles, and what each role may do."""
 
 import hashlib
 import hmac
 import ipaddress
 from collections.abc import Mapping
-from enum import IntEnum
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from pydantic import SecretStr
@@ -18,18 +19,46 @@ ENVIRONMENT = {
     "user": "NIGHTSHIFT_USER_TOKEN",
     "rollout": "NIGHTSHIFT_ROLLOUT_TOKEN",
     "admin": "NIGHTSHIFT_ADMIN_TOKEN",
+    "metrics": "NIGHTSHIFT_METRICS_TOKEN",
 }
 
 
-class Role(IntEnum):
-    """Each role may do what those below it may."""
+class Grant(StrEnum):
+    """What a route may ask of a token."""
 
-    USER = 1
+    USE = "use"
     """OpenAI routes."""
-    ROLLOUT = 2
+    ROLL_OUT = "roll_out"
     """Submit, read and cancel rollouts."""
-    ADMIN = 3
-    """Status and metrics."""
+    SEE_STATUS = "see_status"
+    READ_METRICS = "read_metrics"
+
+
+class Role(StrEnum):
+    """Named as the fields of AuthConfig."""
+
+    USER = "user"
+    ROLLOUT = "rollout"
+    ADMIN = "admin"
+    METRICS = "metrics"
+    """Of a scraper, whose configuration many can read: the page of figures, and no way to an engine."""
+
+
+GRANTS = {
+    Role.USER: frozenset({Grant.USE}),
+    Role.ROLLOUT: frozenset({Grant.USE, Grant.ROLL_OUT}),
+    Role.ADMIN: frozenset(Grant),
+    Role.METRICS: frozenset({Grant.READ_METRICS}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bearer:
+    """Who sent a request."""
+
+    role: Role
+    digest: bytes
+    """Of the token: what the token's requests are counted by."""
 
 
 class Doorkeeper:
@@ -39,12 +68,12 @@ class Doorkeeper:
         """Raises ConfigError when a token cannot be meant: blank, masked, or given to two roles."""
         self._digests: dict[Role, bytes] = {}
         for role in Role:
-            secret: SecretStr | None = getattr(auth, role.name.lower())
+            secret: SecretStr | None = getattr(auth, role)
             if secret is None:
                 continue
-            digest = _digest(_usable(role.name.lower(), secret.get_secret_value()))
+            digest = _digest(_usable(role, secret.get_secret_value()))
             if digest in self._digests.values():
-                raise ConfigError(f"gateway.auth.{role.name.lower()} equals the token of another role")
+                raise ConfigError(f"gateway.auth.{role} equals the token of another role")
             self._digests[role] = digest
 
     def role(self, token: str) -> Role | None:
@@ -56,8 +85,8 @@ class Doorkeeper:
                 found = role
         return found
 
-    def admit(self, authorization: str | None, needed: Role) -> Role:
-        """The role of an Authorization header; raises ApiError 401 or 403."""
+    def admit(self, authorization: str | None, needed: Grant) -> Bearer:
+        """The holder of an Authorization header; raises ApiError 401 or 403."""
         challenge = {"WWW-Authenticate": "Bearer"}
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
@@ -68,10 +97,11 @@ class Doorkeeper:
             challenge = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
             message = "Authorization: this token is not valid here"
             raise ApiError(401, message, code="invalid_token", param="Authorization", headers=challenge)
-        if role < needed:
-            message = f"this route needs the {needed.name.lower()} role, the token has {role.name.lower()}"
+        if needed not in GRANTS[role]:
+            able = " or ".join(able for able in Role if needed in GRANTS[able])
+            message = f"this route needs the {able} role, the token has {role}"
             raise ApiError(403, message, code="insufficient_role", param="Authorization")
-        return role
+        return Bearer(role, self._digests[role])
 
 
 def resolve_tokens(auth: AuthConfig, environ: Mapping[str, str]) -> AuthConfig:
@@ -103,11 +133,12 @@ def check_exposure(gateway: GatewayConfig) -> None:
     """
     if is_loopback(gateway.host):
         return
-    missing = [name for field, name in ENVIRONMENT.items() if getattr(gateway.auth, field) is None]
+    chosen = {field: name for field, name in ENVIRONMENT.items() if field != Role.METRICS}  # it opens figures alone
+    missing = [name for field, name in chosen.items() if getattr(gateway.auth, field) is None]
     if missing:
         raise ConfigError(
-            f"gateway.host={gateway.host} is reachable from other machines, so all three tokens must be given: set "
-            f"{', '.join(missing)} (or gateway.auth), or use gateway.host=127.0.0.1"
+            f"gateway.host={gateway.host} is reachable from other machines, so its user, rollout and admin tokens must "
+            f"be given: set {', '.join(missing)} (or gateway.auth), or use gateway.host=127.0.0.1"
         )
     _check_strength(gateway.auth, f"gateway.host={gateway.host} is reachable from other machines")
 

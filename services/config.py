@@ -237,6 +237,9 @@ class LimitsConfig(Settings):
     max_n: int = Field(default=64, ge=1)
     max_tokens: int = Field(default=1024, ge=1)
     """Response tokens of one sample; also bounded by max_model_len minus the prompt."""
+    max_prompt_chars: int | None = Field(default=None, ge=1)
+    """Characters of one prompt, messages and tools included; more are refused before they are tokenised. By default 16
+    for each token of `engine.max_model_len`."""
     max_metadata_bytes: int = Field(default=16_384, ge=0)
     max_depth: int = Field(default=65_536, ge=1)
     """Groups of a run that are not at their end."""
@@ -247,11 +250,27 @@ class LimitsConfig(Settings):
     """Those of a dead group, where it is longer: until then `nightshift dead retry` can have it tried again."""
     max_user_requests: int = Field(default=256, ge=1)
     """User requests in flight at the gateway; more get 429."""
+    max_rollout_requests: int = Field(default=128, ge=1)
+    """Requests to the rollout API in flight at the gateway, streams apart; more get 429."""
+    max_token_requests: int | None = Field(default=None, ge=1)
+    """Of each of these two with one token; more get 429. By default seven eighths, rounded up, so that whoever has one
+    token leaves room for those with another."""
+    requests_per_s: float = Field(default=0.0, ge=0)
+    """Requests a second with one token, and as many (one at least) at once; more get 429. 0 for any number."""
     page_size: int = Field(default=256, ge=1, le=4096)
     max_streams: int = Field(default=64, ge=1)
     """Streams of samples open at the gateway; more get 429."""
     max_stream_s: float = Field(default=3600.0, gt=0)
     """Longest time that one stream waits for its groups."""
+
+    def of_one_token(self, places: int) -> int:
+        """How many of so many places in flight."""
+        return -(-7 * places // 8) if self.max_token_requests is None else min(self.max_token_requests, places)
+
+    @property
+    def places(self) -> int:
+        """Requests in flight that may last."""
+        return self.max_user_requests + self.max_rollout_requests + self.max_streams
 
 
 class AuthConfig(Settings):
@@ -264,6 +283,8 @@ class AuthConfig(Settings):
     """May also submit, read and cancel rollouts. NIGHTSHIFT_ROLLOUT_TOKEN."""
     admin: SecretStr | None = None
     """May do everything, /v1/status and /metrics included. NIGHTSHIFT_ADMIN_TOKEN."""
+    metrics: SecretStr | None = None
+    """May read /metrics and nothing else. NIGHTSHIFT_METRICS_TOKEN."""
 
 
 class GatewayConfig(Settings):

@@ -47,6 +47,9 @@ _OUTAGE_S = 2.0
 _TRY_AGAIN_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 0.8)
 """Waits before asking again when a replica that is lent or dead refused; longer together than a router's view is
 stale."""
+_MOST_SHORT = 256
+"""Requests at a time that the gateway answers beyond those that may last: refusals, /healthz. Serve holds back what is
+more, whoever sent it, so those that last must never be as many as all."""
 _GONE = frozenset({"EngineDeadError", "ReplicaUnhealthy", "EngineBroken"})
 """Errors of a replica that mean it will not answer any more."""
 
@@ -235,7 +238,7 @@ def deployment(
     `exposed`, or when Redis has no address.
     """
     fleet = _resolved(fleet, exposed=exposed)
-    most = fleet.gateway.limits.max_user_requests + fleet.gateway.limits.max_streams + 256
+    most = fleet.gateway.limits.places + _MOST_SHORT
     actor = {"num_cpus": 0, "runtime_env": {"env_vars": dict(environment or {})}}
     ingress = serve.deployment(
         serve.ingress()(Gateway), name="Gateway", num_replicas=1, max_ongoing_requests=most, ray_actor_options=actor

@@ -14,6 +14,8 @@ from services.auth import Doorkeeper
 from services.config import FleetConfig
 from services.limits import InFlight
 from services.metrics import UserLatency
+from services.prompt_size import PromptBounds
+from services.rate import Rates
 from services.tokenizer import PromptReader, PromptTokenizer
 
 
@@ -49,7 +51,11 @@ class GatewayParts:
     rollout_reader: PromptReader
     registry: CollectorRegistry
     latency: UserLatency
+    rates: Rates
+    """Of each token's requests."""
     users: InFlight
+    rollouts: InFlight
+    """Requests to the rollout API but streams."""
     streams: InFlight
 
 
@@ -64,7 +70,7 @@ def assemble(
 ) -> GatewayParts:
     """The parts of one gateway process. Raises ConfigError when the tokens cannot be used."""
     limits = fleet.gateway.limits
-    registry = CollectorRegistry()
+    registry, bounds = CollectorRegistry(), PromptBounds.of(fleet)
     return GatewayParts(
         fleet=fleet,
         board=board,
@@ -73,11 +79,23 @@ def assemble(
         tokenizer=tokenizer,
         durability=durability,
         doorkeeper=Doorkeeper(fleet.gateway.auth),
-        reader=PromptReader(tokenizer),
+        reader=PromptReader(tokenizer, bounds),
         # a tokenizer is not safe in two threads at once
-        rollout_reader=PromptReader(deepcopy(tokenizer)),
+        rollout_reader=PromptReader(deepcopy(tokenizer), bounds),
         registry=registry,
         latency=UserLatency(registry, fleet.slo),
-        users=InFlight("user requests", limits.max_user_requests, "gateway.limits.max_user_requests"),
+        rates=Rates(limits.requests_per_s),
+        users=InFlight(
+            "user requests",
+            limits.max_user_requests,
+            "gateway.limits.max_user_requests",
+            of_one_token=limits.of_one_token(limits.max_user_requests),
+        ),
+        rollouts=InFlight(
+            "requests to the rollout API",
+            limits.max_rollout_requests,
+            "gateway.limits.max_rollout_requests",
+            of_one_token=limits.of_one_token(limits.max_rollout_requests),
+        ),
         streams=InFlight("streams of samples", limits.max_streams, "gateway.limits.max_streams"),
     )

@@ -1,6 +1,9 @@
 """Bounds on what reaches the gateway's routes: body bytes, JSON form, requests in flight."""
 
 import asyncio
+import math
+import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -10,11 +13,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollout.strict_json import parse
 from services.api_errors import ApiError, over_limit, retry_after, shown
+from services.rate import Rates
 
 MAX_JSON_DEPTH = 64
 BODY_READ_S = 30.0
 _OFF_LOOP_BYTES = 65_536
 _HELD = "nightshift.held"
+_TOKEN = "nightshift.token"  # noqa: S105 - a key of the scope
 _INT64 = 1 << 63
 
 
@@ -70,30 +75,57 @@ class HeldUntilEnd:
             await self._app(scope, receive, send)
 
 
-class InFlight:
-    """Counts what is running and refuses more than `limit`."""
+def counts_for(request: Request, token: bytes) -> None:
+    """This request is one of the token with this digest."""
+    request.scope[_TOKEN] = token
 
-    def __init__(self, what: str, limit: int, knob: str) -> None:
+
+class InFlight:
+    """Counts what is running and refuses more than `limit`, and more than `of_one_token` of them with one token."""
+
+    def __init__(self, what: str, limit: int, knob: str, *, of_one_token: int | None = None) -> None:
         self.running = 0
         self._what = what
         self._limit = limit
         self._knob = knob
+        self._of_one_token = limit if of_one_token is None else of_one_token
+        self._of_token: Counter[bytes] = Counter()
 
     def hold(self, request: Request) -> None:
         """Take a place until this request's answer ends; raises ApiError 429 when there is none."""
         held: ExitStack = request.scope[_HELD]
-        held.enter_context(self._place())
+        held.enter_context(self._place(request.scope.get(_TOKEN, b"")))
 
     @contextmanager
-    def _place(self) -> Iterator[None]:
+    def _place(self, token: bytes) -> Iterator[None]:
         if self.running >= self._limit:
-            message = f"{self.running} {self._what} are running, the limit is {self._limit} ({self._knob})"
-            raise ApiError(429, message, code="too_many_requests", headers={"Retry-After": retry_after(1.0)})
+            raise _full(f"{self.running} {self._what} are running, the limit is {self._limit} ({self._knob})")
+        if (theirs := self._of_token[token]) >= self._of_one_token:
+            raise _full(
+                f"{theirs} {self._what} of this token are running, the limit of one token is {self._of_one_token} "
+                f"(gateway.limits.max_token_requests, of {self._knob}={self._limit})"
+            )
         self.running += 1
+        self._of_token[token] += 1
         try:
             yield
         finally:
             self.running -= 1
+            self._of_token[token] -= 1
+
+
+def check_rate(rates: Rates, token: bytes) -> None:
+    """Raises ApiError 429 for a token whose requests come too fast."""
+    if wait_s := rates.take(token, time.monotonic()):
+        message = (
+            f"this token's requests are over the limit of {rates.per_s:g} a second, {rates.burst:g} at once "
+            f"(gateway.limits.requests_per_s); there is room in {wait_s:.3g} s"
+        )
+        raise ApiError(429, message, code="rate_limited", headers={"Retry-After": str(math.ceil(wait_s))})
+
+
+def _full(message: str) -> ApiError:
+    return ApiError(429, message, code="too_many_requests", headers={"Retry-After": retry_after(1.0)})
 
 
 async def read_json(request: Request) -> Any:

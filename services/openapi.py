@@ -10,10 +10,14 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from services.api_errors import ErrorBody
-from services.auth import Doorkeeper, Role
+from services.auth import Doorkeeper, Grant
+from services.limits import check_rate, counts_for
+from services.rate import Rates
 
 _REF = "#/components/schemas/{model}"
-_BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="Token of the user, rollout or admin role.")
+_BEARER = HTTPBearer(
+    auto_error=False, scheme_name="bearer", description="Token of the user, rollout, admin or metrics role."
+)
 _EXAMPLE = {
     "error": {
         "message": "n is 65, over the limit of 64 (gateway.limits.max_n)",
@@ -25,15 +29,17 @@ _EXAMPLE = {
 _REASONS = {
     400: "Malformed JSON or, on user routes, a bad value.",
     401: "No token, or an unknown one.",
-    403: "The token's role is too low.",
+    403: "The token's role may not do this; the message names those that may.",
     404: "No such thing.",
     408: "The body did not arrive in time.",
     409: "The Idempotency-Key was used with another body.",
     410: "It was here, and its retention has ended.",
     413: "The body is too large.",
+    414: "The URL is too long.",
     415: "Not application/json.",
     422: "A bad value, naming field, value and limit.",
     429: "Too much at once; see Retry-After.",
+    431: "Headers are too many or too long.",
     500: "A fault of the gateway.",
     503: "The store or the engines do not answer; see Retry-After.",
 }
@@ -46,11 +52,13 @@ ERRORS: Answers = {
 }
 
 
-def needs(doorkeeper: Doorkeeper, role: Role) -> DependsMarker:
-    """Dependency that lets only tokens of `role` or above pass."""
+def needs(doorkeeper: Doorkeeper, rates: Rates, grant: Grant) -> DependsMarker:
+    """Dependency that lets only tokens pass whose role has `grant`, and each of them no more often than it may."""
 
     async def admit(request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]) -> None:
-        doorkeeper.admit(request.headers.get("authorization"), role)
+        token = doorkeeper.admit(request.headers.get("authorization"), grant).digest
+        check_rate(rates, token)
+        counts_for(request, token)
 
     marker: DependsMarker = Depends(admit)
     return marker

@@ -13,7 +13,7 @@ from rollout.errors import Gone, NotFound
 from rollout.milestone import reached
 from rollout.queue import GroupStatus, RolloutQueue, Submission
 from services.api_errors import ApiError, from_validation
-from services.auth import Role
+from services.auth import Grant
 from services.gateway_parts import GatewayParts
 from services.limits import read_json
 from services.milestone import Milestone
@@ -52,7 +52,7 @@ class RolloutApi:
         self._page_size = parts.fleet.gateway.limits.page_size
 
     def router(self) -> APIRouter:
-        guard = needs(self._parts.doorkeeper, Role.ROLLOUT)
+        guard = needs(self._parts.doorkeeper, self._parts.rates, Grant.ROLL_OUT)
         router = APIRouter(prefix="/v1/rollouts", tags=["rollouts"], dependencies=[guard])
         router.post("", status_code=202, response_model=Submitted, responses=ERRORS, openapi_extra=body_of(SubmitBody))(
             self.submit
@@ -68,6 +68,7 @@ class RolloutApi:
 
     async def submit(self, request: Request, idempotency_key: Annotated[str | None, _KEY] = None) -> Response:
         """Accept prompts for generation. 202 means kept: the groups survive crashes of everything but the disk."""
+        self._parts.rollouts.hold(request)
         key = check_key(idempotency_key)
         raw = await read_json(request)
         body = _parse(raw)
@@ -82,8 +83,11 @@ class RolloutApi:
         reached(Milestone.ACCEPTED)
         return _accepted(run, accepted)
 
-    async def show(self, rollout_id: str, cursor: _Cursor = None, limit: _Limit = None) -> RolloutView:
+    async def show(
+        self, request: Request, rollout_id: str, cursor: _Cursor = None, limit: _Limit = None
+    ) -> RolloutView:
         """Counts by state, and a page of the groups in the order of the prompts."""
+        self._parts.rollouts.hold(request)
         run, queue, submission = await self._find(rollout_id)
         ids = submission.group_ids
         start, stop = self._page(cursor, limit or min(_PAGE_OF_STATES, self._page_size), len(ids))
@@ -113,11 +117,12 @@ class RolloutApi:
     ) -> Response:
         """A page of groups with their samples, or (`stream`, or the Accept header) every group as it finishes."""
         form = stream or _accepted_format(request)
+        (self._parts.rollouts if form is None else self._parts.streams).hold(request)
         _, queue, submission = await self._find(rollout_id)
         ids = submission.group_ids
         if form is not None:
             await self._kept(rollout_id, queue, ids)
-            return self._stream(request, queue, ids, form, wait_s)
+            return self._stream(queue, ids, form, wait_s)
         start, stop = self._page(cursor, limit or min(_PAGE_OF_SAMPLES, self._page_size), len(ids))
         statuses, groups = await _page_of_groups(queue, ids, start, stop)
         kept = statuses if any(statuses) else await self._kept(rollout_id, queue, ids)
@@ -131,16 +136,14 @@ class RolloutApi:
         body = page.model_dump_json(exclude={"groups"})
         return Response(f'{body[:-1]},"groups":[{",".join(groups)}]}}', media_type="application/json")
 
-    async def cancel(self, rollout_id: str) -> Cancelled:
+    async def cancel(self, request: Request, rollout_id: str) -> Cancelled:
         """End the groups that were not generated yet; those that were keep their samples."""
+        self._parts.rollouts.hold(request)
         _, queue, submission = await self._find(rollout_id)
         cancelled = await queue.cancel(submission.id)
         return Cancelled(id=rollout_id, cancelled=cancelled, total=len(submission.group_ids))
 
-    def _stream(
-        self, request: Request, queue: RolloutQueue, ids: Sequence[str], form: Format, wait_s: float | None
-    ) -> Response:
-        self._parts.streams.hold(request)
+    def _stream(self, queue: RolloutQueue, ids: Sequence[str], form: Format, wait_s: float | None) -> Response:
         longest = self._fleet.gateway.limits.max_stream_s
         if wait_s is None:
             wait_s = min(_DEFAULT_WAIT_S, longest)

@@ -1,5 +1,6 @@
-"""How the fleet is: /v1/status and /metrics for administrators, /healthz for anybody."""
+"""How the fleet is: /v1/status for administrators, /metrics for scrapers too, /healthz for anybody."""
 
+import asyncio
 import time
 from dataclasses import asdict
 from typing import Any
@@ -10,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from rollout.board import Heartbeat, ReplicaState
 from rollout.errors import StoreUnavailable
 from services.api_errors import retry_after
-from services.auth import Role
+from services.auth import Grant
 from services.gateway_parts import GatewayParts
 from services.metrics import LEDGER_FIELDS, FleetSnapshot, Quantiles, render
 from services.openapi import ERRORS, Answers, needs
@@ -28,15 +29,19 @@ class StatusApi:
         self._parts = parts
         self._was_ready = False
         """At the last look that the store answered."""
+        self._look: asyncio.Task[tuple[str, bool]] | None = None
+        """One at a time, for all who ask meanwhile: anybody may, and none of them is to cost the store anything."""
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["operation"])
-        guard = [needs(self._parts.doorkeeper, Role.ADMIN)]
-        router.get("/v1/status", dependencies=guard, responses=ERRORS)(self.status)
+        parts = self._parts
+        sees = [needs(parts.doorkeeper, parts.rates, Grant.SEE_STATUS)]
+        reads = [needs(parts.doorkeeper, parts.rates, Grant.READ_METRICS)]
+        router.get("/v1/status", dependencies=sees, responses=ERRORS)(self.status)
         page: Answers = {
             200: {"description": "Prometheus text.", "content": {PROMETHEUS: {"schema": {"type": "string"}}}}
         }
-        router.get("/metrics", dependencies=guard, response_class=Response, responses={**ERRORS, **page})(self.metrics)
+        router.get("/metrics", dependencies=reads, response_class=Response, responses={**ERRORS, **page})(self.metrics)
         sick: Answers = {503: {"description": "No replica is ready, or it is not known whether one is."}}
         router.get("/healthz", responses=sick)(self.healthz)
         router.head("/healthz", include_in_schema=False)(self.healthz)  # what load balancers ask
@@ -74,12 +79,18 @@ class StatusApi:
 
     async def healthz(self) -> Response:
         """200 while a replica is ready for users, who need no store: where it does not answer, as far as was known."""
+        if self._look is None or self._look.done():
+            self._look = asyncio.create_task(self._looked())
+        status, ready = await asyncio.shield(self._look)
+        return _health(status, ready=ready)
+
+    async def _looked(self) -> tuple[str, bool]:
         try:
             replicas = await self._parts.board.replicas(self._parts.fleet.fleet)
         except StoreUnavailable:
-            return _health("store unavailable", ready=self._was_ready)
+            return "store unavailable", self._was_ready
         self._was_ready = any(beat.state in _ANSWERING and beat.serves for beat in replicas)
-        return _health("ok" if self._was_ready else "no replica ready", ready=self._was_ready)
+        return "ok" if self._was_ready else "no replica ready", self._was_ready
 
     async def _snapshot(self) -> FleetSnapshot:
         parts, fleet = self._parts, self._parts.fleet

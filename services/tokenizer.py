@@ -2,13 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from services.api_errors import ApiError, shown
+from services.prompt_size import PromptBounds
+
+_TURN_CHARS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,27 +76,34 @@ def declared_vocab_size(config: Mapping[str, Any]) -> int | None:
 
 
 class PromptReader:
-    """Tokenises off the event loop, one prompt list after the other."""
+    """Tokenises off the event loop, one prompt after the other; a large request goes by turns with others."""
 
-    def __init__(self, tokenizer: PromptTokenizer) -> None:
+    def __init__(self, tokenizer: PromptTokenizer, bounds: PromptBounds) -> None:
         self._tokenizer = tokenizer
+        self._bounds = bounds
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
     async def read(
         self, prompts: Sequence[Any], *, field: str, status: int, options: Mapping[str, Any] | None = None
     ) -> list[TokenisedPrompt]:
         """One result per prompt; raises ApiError naming the prompt: 400 for the template's refusals, else `status`."""
+        options = options or {}
+        names = [f"{field}.{i}" for i in range(len(prompts))] if len(prompts) > 1 else [field]
+        sizes = [self._bounds.check(p, options, name, status) for p, name in zip(prompts, names, strict=True)]
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._worker, self._read_all, prompts, field, status, options or {})
+        read: list[TokenisedPrompt] = []
+        for turn in _turns(sizes):
+            some = partial(self._read_some, prompts[turn], names[turn], status, options)
+            read += await loop.run_in_executor(self._worker, some)
+        return read
 
     def close(self) -> None:
         self._worker.shutdown(wait=False, cancel_futures=True)
 
-    def _read_all(
-        self, prompts: Sequence[Any], field: str, status: int, options: Mapping[str, Any]
+    def _read_some(
+        self, prompts: Sequence[Any], names: Sequence[str], status: int, options: Mapping[str, Any]
     ) -> list[TokenisedPrompt]:
-        several = len(prompts) > 1
-        return [self._read(p, f"{field}.{i}" if several else field, status, options) for i, p in enumerate(prompts)]
+        return [self._read(p, name, status, options) for p, name in zip(prompts, names, strict=True)]
 
     def _read(self, prompt: Any, field: str, status: int, options: Mapping[str, Any]) -> TokenisedPrompt:
         if isinstance(prompt, list) and isinstance(prompt[0], int):
@@ -116,3 +127,19 @@ class PromptReader:
     def _beyond_vocabulary(self, ids: Sequence[int]) -> str | None:
         highest, vocab = max(ids), self._tokenizer.vocab_size
         return f"token id {highest} is not below the model's vocabulary size of {vocab}" if highest >= vocab else None
+
+
+def _turns(sizes: Sequence[int]) -> Iterator[slice]:
+    """As many prompts at a time as have so many characters together, and one at least.
+
+    >>> [(turn.start, turn.stop) for turn in _turns([60_000, 5_000, 1_000, 70_000])]
+    [(0, 2), (2, 3), (3, 4)]
+    """
+    start, taken = 0, 0
+    for i, size in enumerate(sizes):
+        if i > start and taken + size > _TURN_CHARS:
+            yield slice(start, i)
+            start, taken = i, 0
+        taken += size
+    if sizes:
+        yield slice(start, len(sizes))

@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from rollout.messages import joined_text
 from services.api_errors import ApiError, from_validation, over_limit, shown
-from services.auth import Role
+from services.auth import Grant
 from services.gateway_parts import GatewayParts
 from services.limits import read_json
 from services.metrics import LEFT
@@ -34,7 +34,8 @@ class UserApi:
         self._limits = parts.fleet.gateway.limits
 
     def router(self) -> APIRouter:
-        router = APIRouter(prefix="/v1", tags=["users"], dependencies=[needs(self._parts.doorkeeper, Role.USER)])
+        parts = self._parts
+        router = APIRouter(prefix="/v1", tags=["users"], dependencies=[needs(parts.doorkeeper, parts.rates, Grant.USE)])
         router.get("/models", responses=ERRORS)(self.models)
         router.get("/models/{model:path}", responses=ERRORS)(self.model)
         router.post("/completions", responses={**_ANSWER, **ERRORS}, openapi_extra=body_of(CompletionBody))(

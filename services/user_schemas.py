@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 MAX_STOPS = 16
+MAX_STOP_CHARS = 256
 MAX_LOGPROBS = 20
 MAX_CACHE_SALT = 128
 _NOT_IN_CACHE_SALT = "@/\\\0"
@@ -41,6 +42,8 @@ Hint = Annotated[Any, Field(exclude=True)]
 """Parameters of the OpenAI SDK that mean nothing to these engines: accepted whatever their value, and not passed on."""
 TemplateVariables = Annotated[dict[str, Any], AfterValidator(_check_template_variables)]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT), AfterValidator(_check_cache_salt)]
+StopText = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
+"""The engine looks for each in the answer at every token."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -66,7 +69,7 @@ class _UserBody(BaseModel):
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, lt=2**31)
     min_p: float | None = Field(default=None, ge=0, le=1)
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)

@@ -17,6 +17,7 @@ from services.gateway_parts import GatewayParts, assemble
 from services.tokenizer import TokenisedPrompt
 
 USER, ROLLOUT, ADMIN = "user-token-1", "rollout-token-2", "admin-token-3"
+METRICS = "metrics-token-4-reads-figures"
 MODEL = "policy"
 
 
@@ -41,7 +42,10 @@ def fleet(slo: dict[str, Any] | None = None, **limits: Any) -> FleetConfig:
             "harvest": {"user_reserve": 2},
             "slo": slo or {},
             "rewards": {"functions": {"mine": {"function": "pkg.mod:fn"}}},
-            "gateway": {"auth": {"user": USER, "rollout": ROLLOUT, "admin": ADMIN}, "limits": bounds},
+            "gateway": {
+                "auth": {"user": USER, "rollout": ROLLOUT, "admin": ADMIN, "metrics": METRICS},
+                "limits": bounds,
+            },
         }
     )
 

@@ -13,23 +13,25 @@ from services.auth import Doorkeeper, Role, check_exposure, deployed_tokens, fle
 from services.config import AuthConfig, FleetConfig, GatewayConfig
 from services.gateway_app import build_app
 from services.token_strength import weakness
-from tests.unit.gateway_kit import ADMIN, ROLLOUT, USER, bearer, fleet, kit
+from tests.unit.gateway_kit import ADMIN, METRICS, ROLLOUT, USER, bearer, fleet, kit
 
+EVERYDAY = {Role.USER, Role.ROLLOUT, Role.ADMIN}
+ROLLOUTS = {Role.ROLLOUT, Role.ADMIN}
 ROUTES = [
-    ("GET", "/v1/models", Role.USER),
-    ("GET", "/v1/models/policy", Role.USER),
-    ("POST", "/v1/completions", Role.USER),
-    ("POST", "/v1/chat/completions", Role.USER),
-    ("POST", "/v1/rollouts", Role.ROLLOUT),
-    ("GET", "/v1/rollouts/default~0", Role.ROLLOUT),
-    ("GET", "/v1/rollouts/default~0/samples", Role.ROLLOUT),
-    ("DELETE", "/v1/rollouts/default~0", Role.ROLLOUT),
-    ("GET", "/v1/status", Role.ADMIN),
-    ("GET", "/metrics", Role.ADMIN),
+    ("GET", "/v1/models", EVERYDAY),
+    ("GET", "/v1/models/policy", EVERYDAY),
+    ("POST", "/v1/completions", EVERYDAY),
+    ("POST", "/v1/chat/completions", EVERYDAY),
+    ("POST", "/v1/rollouts", ROLLOUTS),
+    ("GET", "/v1/rollouts/default~0", ROLLOUTS),
+    ("GET", "/v1/rollouts/default~0/samples", ROLLOUTS),
+    ("DELETE", "/v1/rollouts/default~0", ROLLOUTS),
+    ("GET", "/v1/status", {Role.ADMIN}),
+    ("GET", "/metrics", {Role.ADMIN, Role.METRICS}),
 ]
 OPEN = [("GET", "/healthz"), ("GET", "/docs"), ("GET", "/openapi.json")]
 STRONG = ("f1d2d2f924e986ac86fdf7b3", "Wp0o9dVRgxXq_lBq6Sk2", "correct horse battery staple 7")
-TOKENS = {Role.USER: USER, Role.ROLLOUT: ROLLOUT, Role.ADMIN: ADMIN}
+TOKENS = {Role.USER: USER, Role.ROLLOUT: ROLLOUT, Role.ADMIN: ADMIN, Role.METRICS: METRICS}
 
 
 def client(config: FleetConfig | None = None) -> httpx.AsyncClient:
@@ -44,8 +46,8 @@ def test_the_matrix_names_every_route_there_is() -> None:
     assert there_are == named
 
 
-@pytest.mark.parametrize(("method", "path", "needed"), ROUTES)
-async def test_every_route_asks_for_its_role(method: str, path: str, needed: Role) -> None:
+@pytest.mark.parametrize(("method", "path", "able"), ROUTES)
+async def test_every_route_asks_for_its_role(method: str, path: str, able: set[Role]) -> None:
     async with client() as http:
         for headers in ({}, bearer(""), {"Authorization": f"Basic {ADMIN}"}, {"Authorization": ADMIN}):
             answer = await http.request(method, path, headers=headers)
@@ -53,9 +55,13 @@ async def test_every_route_asks_for_its_role(method: str, path: str, needed: Rol
         for wrong in ("nonsense", ADMIN[:-1], ADMIN + "x", "None", "**********"):
             assert (await http.request(method, path, headers=bearer(wrong))).status_code == 401
         for role, token in TOKENS.items():
-            status = (await http.request(method, path, headers=bearer(token))).status_code
-            assert (status == 403) == (role < needed)
-            assert status != 401
+            answer = await http.request(method, path, headers=bearer(token))
+            assert (answer.status_code == 403) == (role not in able)
+            assert answer.status_code != 401
+            if role not in able:
+                message = answer.json()["error"]["message"]
+                assert f"the token has {role}" in message
+                assert {word for word in Role if word in message.partition(" role")[0].split()} == able
 
 
 @pytest.mark.parametrize(("method", "path"), OPEN)
@@ -64,13 +70,18 @@ async def test_health_and_description_need_no_token(method: str, path: str) -> N
         assert (await http.request(method, path)).status_code == 200
 
 
-@pytest.mark.parametrize(("method", "path", "needed"), ROUTES)
-async def test_a_role_without_token_is_granted_to_nobody(method: str, path: str, needed: Role) -> None:
+@pytest.mark.parametrize(("method", "path", "able"), ROUTES)
+async def test_a_role_without_token_is_granted_to_nobody(method: str, path: str, able: set[Role]) -> None:
     bare = fleet()
     bare = bare.model_copy(update={"gateway": bare.gateway.model_copy(update={"auth": AuthConfig()})})
     async with client(bare) as http:
-        for token in (USER, ROLLOUT, ADMIN, "None"):
+        for token in (*TOKENS.values(), "None"):
             assert (await http.request(method, path, headers=bearer(token))).status_code == 401
+
+
+def test_the_document_names_the_role_of_scrapers() -> None:
+    schemes = build_app(kit().parts).openapi()["components"]["securitySchemes"]
+    assert "metrics role" in schemes["bearer"]["description"]
 
 
 async def test_no_page_of_another_origin_is_invited() -> None:
@@ -136,7 +147,7 @@ def test_loopback_needs_no_chosen_tokens(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.3", "gpu-node", ""])
-def test_another_address_needs_all_three_tokens(host: str) -> None:
+def test_another_address_needs_the_tokens_that_reach_an_engine(host: str) -> None:
     two = AuthConfig(user=SecretStr(STRONG[0]), rollout=SecretStr(STRONG[1]))
     with pytest.raises(ConfigError, match="NIGHTSHIFT_ADMIN_TOKEN"):
         check_exposure(GatewayConfig(host=host, auth=two))

@@ -129,6 +129,9 @@ USER_BODIES = [
     pytest.param(completion(prompt=[1, "a"]), 400, ["prompt.1:", "valid integer", "'a'"], id="text among tokens"),
     pytest.param(completion(prompt=[[1, -1]]), 400, ["prompt.0.1:", "equal to 0", "-1"], id="negative token"),
     pytest.param(completion(stop=["a"] * 17), 400, ["stop:", "at most 16", "17"], id="too many stops"),
+    pytest.param(completion(stop="a" * 257), 400, ["stop:", "at most 256"], id="a long stop"),
+    pytest.param(completion(stop=["b", "a" * 257]), 400, ["stop.1:", "at most 256"], id="a long stop among others"),
+    pytest.param(chat(stop="a" * 257), 400, ["stop:", "at most 256"], id="a long stop of a chat"),
     pytest.param(completion(stop=["a", 5]), 400, ["stop.1:", "valid string", "5"], id="a number among stops"),
     pytest.param(completion(stop=5), 400, ["stop:", "valid string", "5"], id="stop is a number"),
     *(

@@ -1,5 +1,6 @@
 """Starting a fleet: what it waits for, and what it says of a port taken meanwhile."""
 
+import os
 import socket
 import sys
 import time
@@ -8,10 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from deploy import local
 from deploy.config import load
-from deploy.local import LocalFleet, check_trainer
+from deploy.local import LocalFleet, LocalRay, check_trainer
 from rollout.errors import ConfigError
 from services.environment import check_environment
+from services.proxy_limits import CALLBACK, CALLBACK_VARIABLE, VARIABLE, proxy_limits
 from tests.ports import free_port
 
 
@@ -84,6 +87,39 @@ def test_no_fleet_starts_in_an_environment_that_opens_its_engines(
 def test_a_fleet_names_the_address_at_which_it_is_reached_from_here(host: str, url: str, tmp_path: Path) -> None:
     flags = ["--model.path", str(tmp_path), "--fleet.gateway.host", host]
     assert LocalFleet(load([], flags)).url == url
+
+
+def test_ray_is_started_with_the_bounds_of_serves_proxy(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (CALLBACK_VARIABLE, VARIABLE, "PYTHONPATH"):
+        monkeypatch.setenv(name, "")  # so that all are as before afterwards
+    seen: dict[str, str] = {}
+
+    def start(*_: object, **__: object) -> LocalRay:
+        seen.update(os.environ)
+        raise RuntimeError("no Ray")
+
+    monkeypatch.setattr(local, "start_ray", start)
+    monkeypatch.setattr(local, "check_fleet", lambda _: None)
+    flags = ["--fleet.gateway.limits.max_body_bytes", "5000", "--fleet.gateway.port", str(free_port())]
+    fleet = LocalFleet(load([toml], flags))
+    try:
+        fleet.prepare()
+        with pytest.raises(RuntimeError, match="no Ray"):
+            fleet._start_ray()
+    finally:
+        fleet.stop()
+    assert seen[CALLBACK_VARIABLE] == CALLBACK
+    assert proxy_limits(seen).max_body_bytes == 5000
+    assert str(Path(local.__file__).parents[1]) in seen["PYTHONPATH"].split(os.pathsep)
+
+
+def test_bounds_of_the_proxy_that_cannot_be_meant_stop_the_start(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, '{"max_url": 5}')
+    monkeypatch.setattr(local, "check_fleet", lambda _: None)
+    fleet = LocalFleet(load([toml], ["--fleet.gateway.port", str(free_port())]))
+    with pytest.raises(ConfigError, match=rf"{VARIABLE}: max_url"):
+        fleet.prepare()
+    fleet.stop()
 
 
 ADAPTER_FLEET = ["--fleet.sharing.mode", "adapter", "--fleet.sharing.max_lora_rank", "16"]

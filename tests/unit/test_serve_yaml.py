@@ -9,6 +9,7 @@ import yaml
 from deploy.local import _ENVIRONMENT
 from services.auth import ENVIRONMENT
 from services.config import FleetConfig
+from services.proxy_limits import CALLBACK, CALLBACK_VARIABLE, VARIABLE
 
 SERVE_YAML = Path(__file__).parents[2] / "deploy" / "serve.yaml"
 
@@ -33,5 +34,6 @@ def test_serve_yaml_names_what_the_environment_of_ray_start_must_hold() -> None:
     header = SERVE_YAML.read_text().partition("proxy_location")[0]
     for name in ("RAY_process_group_cleanup_enabled", "RAY_worker_niceness"):
         assert f"export {name}={_ENVIRONMENT[name]}\n" in header
-    for name in ENVIRONMENT.values():
+    assert f"export {CALLBACK_VARIABLE}={CALLBACK}\n" in header
+    for name in (*ENVIRONMENT.values(), VARIABLE):
         assert f"{name}=" in header

@@ -1,5 +1,7 @@
 """Tokens are made once, kept from others, and never repeated in a message."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from deploy import cli
 from deploy.tokens import client_token, gateway_tokens, token_file
 from rollout.errors import ConfigError
+from services.auth import ENVIRONMENT
 from services.config import GatewayConfig
 from tests.command import run
 
@@ -24,10 +27,21 @@ def test_a_client_command_without_a_token_says_where_tokens_come_from(
 def test_tokens_are_made_once_and_only_the_owner_reads_them(tmp_path: Path) -> None:
     first = gateway_tokens(GatewayConfig(), tmp_path)
     second = gateway_tokens(GatewayConfig(), tmp_path)
-    assert (first.user, first.rollout, first.admin) == (second.user, second.rollout, second.admin)
-    assert len({first.user, first.rollout, first.admin}) == 3
+    assert asdict(first) == asdict(second)
+    assert len(set(asdict(first).values())) == len(ENVIRONMENT) == 4
     assert token_file(tmp_path).stat().st_mode & 0o777 == 0o600
     assert first.admin not in repr(first)
+
+
+def test_a_role_that_is_new_gets_a_token_beside_those_that_are_kept(tmp_path: Path) -> None:
+    before = gateway_tokens(GatewayConfig(), tmp_path)
+    kept = json.loads(token_file(tmp_path).read_text())
+    del kept["metrics"]
+    token_file(tmp_path).write_text(json.dumps(kept))
+    after = gateway_tokens(GatewayConfig(), tmp_path)
+    assert (after.user, after.admin) == (before.user, before.admin)
+    assert after.metrics.startswith("ns-metrics-")
+    assert client_token("metrics", tmp_path) == after.metrics
 
 
 def test_a_damaged_token_file_is_reported_not_replaced(tmp_path: Path) -> None:
