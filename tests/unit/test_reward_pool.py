@@ -86,12 +86,16 @@ def huge(sample):
 def environment(sample):
     return {"reward": 0, **{name: 1 for name in os.environ}}
 
+def hoard(sample):
+    import mmap
+    return float(len(mmap.mmap(-1, 3 << 30)) == 3 << 30)
+
 def heavy(sample):
     return sum(m in sys.modules for m in ("torch", "vllm", "ray"))
 """
 FUNCTIONS = (
     "length", "hang", "offspring", "boom", "nan", "text", "patient", "digits", "run", "reader", "huge", "die", "heavy",
-    "leave", "mute", "forks", "wordy", "environment",
+    "leave", "mute", "forks", "wordy", "environment", "hoard",
 )  # fmt: skip
 
 
@@ -265,6 +269,17 @@ async def test_a_function_that_cannot_be_imported_is_a_config_error_at_start(tmp
 )
 async def test_built_in_rewards(pool: RewardPool, name: str, change: dict[str, object], value: float) -> None:
     assert (await pool.score(name, [sample(**change)]))[0].value == value
+
+
+async def test_an_entry_that_asks_for_more_memory_than_there_is_to_a_built_in_reward_fails_alone(
+    pool: RewardPool,
+) -> None:
+    sizes = {"num_disks": 10**12, "num_pegs": 3, "start_peg": 1, "target_peg": 3}
+    entry = {"question": "q", "answer": "a", "metadata": sizes}
+    hanoi = sample(metadata={"entry": entry}, params={"dataset": "tower_of_hanoi"})
+    with pytest.raises(RewardError, match="MemoryError"):
+        await pool.score("reasoning_gym", [hanoi])
+    assert (await pool.score("hoard", [sample()]))[0].value == 1.0, "an operator's own function has no such limit"
 
 
 @pytest.mark.parametrize("name", ["exact_match", "reasoning_gym"])
