@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from rollout.errors import ConfigError
 from trainer.config import TrainConfig
 from trainer.errors import WorkerDied
-from trainer.ray_start import start_local_ray
+from trainer.ray_start import keep_to_loopback, start_local_ray
 
 _OBJECT_STORE_BYTES = 256 << 20
 _REACH_S = 10.0
+_HERE = ("127.0.0.1:", "localhost:")
 
 
 @contextmanager
@@ -62,6 +63,8 @@ def _start(config: TrainConfig) -> None:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if config.ray_address is not None:
         check_reachable(config.ray_address)
+        if config.ray_address.startswith(_HERE):
+            keep_to_loopback()
         ray.init(address=config.ray_address, **quiet)
         return
     start_local_ray(

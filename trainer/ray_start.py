@@ -1,18 +1,33 @@
-"""Ray on this machine, where Ray itself gives its processes half a minute to come up and no setting for it."""
+"""Ray on this machine and for it alone, where Ray itself gives its processes half a minute to come up and no setting for
+it."""
 
+import os
 from typing import Any
 
 import psutil
 
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Environment of a process whose Ray listens on 127.0.0.1, or that joins one that does. Ray takes `_node_ip_address` of
+127.0.0.1 for a mistake and listens on every address instead; where it believes that there can be no second node, as
+on a desktop, it keeps to it."""
 _SLOW = "timed out during startup"
 _TRIES = 3
 
 
+def keep_to_loopback() -> None:
+    """From now on this process starts and joins Ray on 127.0.0.1, and what it starts does. Before Ray is initialised."""
+    os.environ.update(LOOPBACK)
+    from ray._private import ray_constants
+
+    ray_constants.ENABLE_RAY_CLUSTER = False  # it read the variable when it was imported
+
+
 def start_local_ray(**arguments: Any) -> None:
-    """`ray.init` of a cluster of this process's own, tried again where it is the machine that is slow. Raises what Ray
+    """`ray.init` of a cluster of this process's own, which no other machine reaches, tried again where it is the machine that is slow. Raises what Ray
     raises, after which nothing of it is left running."""
     import ray
 
+    keep_to_loopback()
     for tries_left in reversed(range(_TRIES)):
         others = set(psutil.Process().children(recursive=True))
         try:

@@ -21,6 +21,7 @@ from tests.fault_rows import FaultRow
 from tests.killed_replicas import check_ledger
 from tests.ports import free_port
 from tests.running_fleet import RunningFleet, run_configured, write_toml
+from trainer.ray_start import LOOPBACK
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -55,7 +56,7 @@ def deleter(fleet: RunningFleet) -> "subprocess.Popen[str]":
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "RAY_AUTH_MODE": "token"},
+        env={**os.environ, **LOOPBACK, "RAY_AUTH_MODE": "token"},
     )
 
 

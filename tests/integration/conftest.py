@@ -6,6 +6,7 @@ import ray
 from deploy.embedded_redis import EmbeddedRedis
 from rollout.redis_store import RedisStore
 from tests.queue_records import connected
+from trainer.ray_start import keep_to_loopback
 
 
 @pytest.fixture
@@ -17,6 +18,7 @@ async def redis_store(redis_server: EmbeddedRedis) -> AsyncIterator[RedisStore]:
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
     """One cluster, which this process has joined too, for all tests of the trainer's workers: one takes ten seconds."""
+    keep_to_loopback()
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
     try:
         yield str(ray.get_runtime_context().gcs_address)
