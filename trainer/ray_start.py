@@ -1,5 +1,5 @@
-"""Ray on this machine and for it alone, where Ray itself gives its processes half a minute to come up and no setting for
-it."""
+"""Ray on this machine and for it alone, where Ray itself gives its processes half a minute to come up and no setting
+for it."""
 
 import os
 from typing import Any
@@ -15,7 +15,7 @@ _TRIES = 3
 
 
 def keep_to_loopback() -> None:
-    """From now on this process starts and joins Ray on 127.0.0.1, and what it starts does. Before Ray is initialised."""
+    """This process, and what it starts, has its Ray on 127.0.0.1 from now on. Before Ray is initialised."""
     os.environ.update(LOOPBACK)
     from ray._private import ray_constants
 
@@ -23,8 +23,8 @@ def keep_to_loopback() -> None:
 
 
 def start_local_ray(**arguments: Any) -> None:
-    """`ray.init` of a cluster of this process's own, which no other machine reaches, tried again where it is the machine that is slow. Raises what Ray
-    raises, after which nothing of it is left running."""
+    """`ray.init` of a cluster of this process's own, which no other machine reaches; tried again where it is the machine
+    that is slow. Raises what Ray raises, after which nothing of it is left running."""
     import ray
 
     keep_to_loopback()

@@ -70,7 +70,7 @@ async def test_refusals_are_the_errors_of_the_queue() -> None:
     async with client(gateway, ADMIN) as http:
         assert (await http.status())["durability"] == "always"
     async with client(gateway, USER) as http:
-        with pytest.raises(Refused, match="rollout role"):
+        with pytest.raises(Refused, match="rollout or admin role"):
             await http.submit(["one"])
 
 
