@@ -23,8 +23,8 @@ def keep_to_loopback() -> None:
 
 
 def start_local_ray(**arguments: Any) -> None:
-    """`ray.init` of a cluster of this process's own, which no other machine reaches; tried again where it is the machine
-    that is slow. Raises what Ray raises, after which nothing of it is left running."""
+    """`ray.init` of a cluster of this process's own, which no other machine reaches; tried again where the machine is
+    slow. Raises what Ray raises, after which nothing of it is left running."""
     import ray
 
     keep_to_loopback()
