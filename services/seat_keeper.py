@@ -13,8 +13,9 @@ from services.added import Added
 from services.cache_room import next_room
 from services.config import HarvestConfig
 from services.guard_phases import Phases, entered, restarted
-from services.headroom import first_headroom, next_headroom, resumed
 from services.idle_speed import IdleSpeed
+from services.lessons import entered as learning_in
+from services.lessons import first_lessons, learned, resumed_lessons
 from services.recent_peak import RecentPeak
 from services.seat_bounds import Bound, beside_users, tightest
 from services.seat_guard import Felt, Guard, check_attainable, guarded_seats, next_guard, prefill_pace
@@ -83,7 +84,7 @@ class SeatKeeper:
         self._peak, self._limits = RecentPeak(slo.window_s), RecentPeak(slo.window_s)
         self._taken = TimeTaken()
         self._beside_at = -math.inf
-        self._headroom, self._learned_under = first_headroom(slo, clock()), slo
+        self._lessons, self._learned_under = first_lessons(slo, clock()), slo
         self._unguarded_at = clock()
         """When an SLO was last given up."""
         self._phases = Phases(Guard(limit=harvest.user_reserve + 1.0))
@@ -109,7 +110,7 @@ class SeatKeeper:
     @property
     def headroom(self) -> float | None:
         """Share of the SLO at which rollouts get fewer seats, as learned so far; None where no SLO is kept to."""
-        return self._headroom.share if self._guards else None
+        return self._lessons.share if self._guards else None
 
     @property
     def _guard(self) -> Guard:
@@ -215,11 +216,11 @@ class SeatKeeper:
     def _learn_under(self, slo: SloConfig, reserve: int) -> None:
         now = self._clock()
         if slo == self._learned_under:
-            self._headroom = resumed(self._headroom, left_at=self._unguarded_at, now=now)
+            self._lessons = resumed_lessons(self._lessons, left_at=self._unguarded_at, now=now)
             self._phases = restarted(self._phases, now)
             return
         self._learned_under = slo
-        self._headroom = first_headroom(slo, now)
+        self._lessons = first_lessons(slo, now)
         self._phases = Phases(Guard(reserve + 1.0, since=now), since=now)
 
     def resize(self) -> None:
@@ -286,10 +287,12 @@ class SeatKeeper:
         still = self._still_until()
         if still > now:
             return
+        arriving = self._arriving()
+        self._lessons = learning_in(self._lessons, now, arriving=arriving)
         self._learn(now, dt)
         if self.rollouts_aside:  # who waits now waits for no rollout
             return
-        self._phases = entered(self._phases, now, arriving=self._arriving())
+        self._phases = entered(self._phases, now, arriving=arriving)
         was_open = now >= self._guard.closed_until
         guard = next_guard(
             self._guard,
@@ -297,11 +300,11 @@ class SeatKeeper:
             now,
             dt,
             slo=self._targets,
-            headroom=self._headroom.share,
+            headroom=self._lessons.share,
             idle=self.idle,
             seats=self._total,
             weight=self._weight.value,
-            ceiling=self._headroom.ceiling,
+            ceiling=self._lessons.ceiling,
         )
         self._phases = replace(self._phases, guard=guard)
         if was_open and now < guard.closed_until:
@@ -312,8 +315,8 @@ class SeatKeeper:
         """What users without rollouts beside them felt is not the rollouts' doing."""
         self._beside_at = now if self.seats.held else self._beside_at
         self._limits.set(now, int(self._guard.limit))
-        self._headroom = next_headroom(
-            self._headroom,
+        self._lessons = learned(
+            self._lessons,
             self._window.ended,
             now,
             dt,

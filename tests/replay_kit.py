@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from rollout.types import (
     Timings,
     VersionSpan,
 )
+from tests.killing import kill_at
 from tests.trainer_kit import train_config
 from trainer.config import TrainConfig
 from trainer.milestone import Milestone
@@ -105,19 +106,6 @@ def result_of(config: TrainConfig, step: int | None = None) -> dict[str, bytes]:
         "journal": (config.run_dir / "journal.jsonl").read_bytes(),
         **{name: path.read_bytes() for name, path in files.items()},
     }
-
-
-def kill_at(milestone: Milestone, count: int, end: Callable[[], None]) -> Callable[[Milestone], None]:
-    """An observer that calls `end` when the milestone is passed for the `count`th time."""
-    passed = 0
-
-    def observe(reached: Milestone) -> None:
-        nonlocal passed
-        passed += reached is milestone
-        if reached is milestone and passed == count:
-            end()
-
-    return observe
 
 
 def replay_process(config: TrainConfig, milestone: Milestone, count: int, timeout_s: float = 240) -> tuple[int, str]:

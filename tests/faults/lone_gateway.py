@@ -14,8 +14,8 @@ from rollout import milestone
 from rollout.redis_queue import RedisQueue
 from services.gateway_app import build_app
 from services.milestone import Milestone
+from tests.killing import kill_at
 from tests.queue_records import connected
-from tests.replay_kit import kill_at
 from tests.unit.gateway_kit import kit
 
 

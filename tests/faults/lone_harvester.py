@@ -16,8 +16,8 @@ from services.harvester import Harvester
 from services.milestone import Milestone
 from services.seats import Seats
 from tests.harvest_stand import Engine, Fleet, Rewards
+from tests.killing import kill_at
 from tests.queue_records import connected
-from tests.replay_kit import kill_at
 
 LEASE_S = 1.2
 _TOKEN_S, _TOKENS, _LET_GO = 0.003, 40, 4

@@ -30,7 +30,7 @@ from rollout.types import (
     Timings,
     VersionSpan,
 )
-from tests.replay_kit import kill_at
+from tests.killing import kill_at
 from tests.tiny_models import build_policy
 from tests.trainer_kit import metrics, train_config, write_prompts
 from trainer import in_process

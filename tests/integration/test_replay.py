@@ -16,7 +16,8 @@ from transformers import AutoModelForSequenceClassification
 from rollout import milestone
 from rollout.errors import ConfigError
 from rollout.recording import RecordingWriter
-from tests.replay_kit import BATCH, kill_at, replay_config, result_of, write_recording
+from tests.killing import kill_at
+from tests.replay_kit import BATCH, replay_config, result_of, write_recording
 from tests.tiny_models import build_policy
 from tests.trainer_kit import metrics
 from trainer import daemon, in_process

@@ -1,0 +1,98 @@
+"""What users taught while new weights arrived, and what at other times: a headroom of each.
+
+While weights arrive the same batch takes longer (`guard_phases`), so users miss a target under a limit that keeps them
+well inside it at all other times. One headroom for both would keep rollouts out for minutes after each push whose users
+missed. A user who was there in both counts as one of the arrival. Time passes for a headroom only in its own phase:
+pushes that come every few minutes must not each begin with what the one before had taught forgotten.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from services.added import Added
+from services.headroom import Headroom, first_headroom, next_headroom, resumed
+from services.slo import SloConfig
+from services.user_window import RequestTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """`headroom` is that of the phase in force."""
+
+    headroom: Headroom
+    other: Headroom
+    arriving: bool = False
+    since: float = -math.inf
+    """When this phase began."""
+    arrived_at: float = -math.inf
+    """When the newest arrival ended, or began where it goes on."""
+
+    @property
+    def share(self) -> float:
+        """Of a target, at which rollouts get fewer seats: while weights arrive at no more than at other times."""
+        return min(self.headroom.share, self.other.share) if self.arriving else self.headroom.share
+
+    @property
+    def ceiling(self) -> float:
+        """Share of the largest limit that the limit may have, the same."""
+        return min(self.headroom.ceiling, self.other.ceiling) if self.arriving else self.headroom.ceiling
+
+
+def first_lessons(slo: SloConfig, now: float) -> Lessons:
+    """Before any user came."""
+    headroom = first_headroom(slo, now)
+    return Lessons(headroom, headroom, since=now)
+
+
+def entered(before: Lessons, now: float, *, arriving: bool) -> Lessons:
+    """Where new weights begin to arrive, or have arrived, the other headroom; else the same.
+
+    >>> calm, busy = Headroom(0.8, taught_at=4.0, near_at=3.0), Headroom(0.6, taught_at=1.0, near_at=0.0)
+    >>> found = entered(Lessons(calm, busy, since=2.0), 10.0, arriving=True)
+    >>> found.headroom.share, found.headroom.taught_at, found.headroom.near_at, found.other == calm
+    (0.6, 9.0, 8.0, True)
+    """
+    if arriving == before.arriving:
+        return before
+    away_s = now - before.since
+    back = replace(before.other, taught_at=before.other.taught_at + away_s, near_at=before.other.near_at + away_s)
+    return Lessons(back, other=before.headroom, arriving=arriving, since=now, arrived_at=now)
+
+
+def learned(
+    before: Lessons,
+    ended: Sequence[RequestTimes],
+    now: float,
+    dt: float,
+    *,
+    beside_at: float,
+    added: Callable[[RequestTimes], Added],
+    slo: SloConfig,
+    reached: float = 1.0,
+) -> Lessons:
+    """After `dt` seconds more, at `now`, and these users; the rest is as in `next_headroom`."""
+
+    def taught(headroom: Headroom, by: Sequence[RequestTimes], seconds: float) -> Headroom:
+        return next_headroom(headroom, by, now, seconds, beside_at=beside_at, added=added, slo=slo, reached=reached)
+
+    met = [times for times in ended if _met_arrival(before, times)]
+    others = [times for times in ended if not _met_arrival(before, times)]
+    here, there = (met, others) if before.arriving else (others, met)
+    return replace(before, headroom=taught(before.headroom, here, dt), other=taught(before.other, there, 0.0))
+
+
+def resumed_lessons(before: Lessons, *, left_at: float, now: float) -> Lessons:
+    """The same at `now`, with an SLO again, when there was none from `left_at` on."""
+    both = (resumed(one, left_at=left_at, now=now) for one in (before.headroom, before.other))
+    headroom, other = both
+    return replace(before, headroom=headroom, other=other)
+
+
+def _met_arrival(lessons: Lessons, times: RequestTimes) -> bool:
+    """Whether the newest arrival was under way while the user was there; users stay for seconds, and arrivals are
+    further apart."""
+    last = max(moment for moment in (times.arrived, times.first, times.last) if moment is not None)
+    if lessons.arriving:
+        return last >= lessons.since
+    return times.arrived <= lessons.arrived_at

@@ -1,0 +1,71 @@
+"""What users teach while new weights arrive says nothing of other times, and the other way round."""
+
+import pytest
+
+from services.added import Added
+from services.lessons import Lessons, entered, first_lessons, learned, resumed_lessons
+from services.slo import SloConfig
+from services.user_window import RequestTimes
+
+SLO = SloConfig(ttft_s=1.0, tpot_s=0.1, most_headroom=0.9, miss_share=0.02)
+FIRST = first_lessons(SLO, 0.0)
+
+
+def user(came: float, ttft_s: float = 0.5) -> RequestTimes:
+    return RequestTimes(came, came + ttft_s, came + ttft_s + 0.4, 9)
+
+
+def after(before: Lessons, *ended: RequestTimes, now: float, dt: float = 0.0) -> Lessons:
+    added = Added(9.0, 9.0)
+    return learned(before, ended, now, dt, beside_at=now, added=lambda _: added, slo=SLO, reached=0.5)
+
+
+def missed(came: float) -> RequestTimes:
+    return user(came, ttft_s=1.5)
+
+
+def test_who_misses_while_weights_arrive_lowers_nothing_of_other_times() -> None:
+    arriving = entered(FIRST, 10.0, arriving=True)
+    lower = after(arriving, missed(10.5), now=12.4)
+    assert lower.share < FIRST.share
+    assert lower.ceiling < 0.5
+    calm = entered(lower, 13.0, arriving=False)
+    assert (calm.share, calm.ceiling) == (FIRST.share, 1.0)
+    again = entered(calm, 30.0, arriving=True)
+    assert (again.share, again.ceiling) == (lower.share, lower.ceiling)
+
+
+@pytest.mark.parametrize("came", [9.0, 11.0, 12.9])
+def test_who_was_there_in_both_teaches_of_the_arrival(came: float) -> None:
+    calm = entered(entered(FIRST, 10.0, arriving=True), 13.0, arriving=False)
+    found = after(calm, missed(came), now=15.0)
+    assert found.ceiling == 1.0
+    assert entered(found, 20.0, arriving=True).ceiling < 0.5
+
+
+def test_who_came_after_it_or_left_before_it_teaches_of_other_times() -> None:
+    left = after(entered(FIRST, 10.0, arriving=True), missed(7.0), now=10.1)
+    calm = entered(entered(FIRST, 10.0, arriving=True), 13.0, arriving=False)
+    for found in (entered(left, 12.0, arriving=False), after(calm, missed(13.1), now=15.1)):
+        assert found.ceiling < 0.5
+
+
+def test_rollouts_get_no_more_by_an_arrival_than_at_other_times() -> None:
+    lower = after(FIRST, missed(1.0), now=3.0)
+    arriving = entered(lower, 10.0, arriving=True)
+    assert (arriving.share, arriving.ceiling) == (lower.share, lower.ceiling)
+
+
+def test_what_an_arrival_taught_is_there_at_the_next_however_long_that_takes() -> None:
+    lessons = entered(after(entered(FIRST, 10.0, arriving=True), missed(10.5), now=12.4), 13.0, arriving=False)
+    low = entered(lessons, 13.0, arriving=True).ceiling
+    for second in range(600):
+        lessons = after(lessons, user(14.0 + second), now=15.0 + second, dt=1.0)
+    assert entered(lessons, 615.0, arriving=True).ceiling == pytest.approx(low)
+
+
+def test_time_without_an_slo_is_no_silence_for_either() -> None:
+    lower = after(entered(FIRST, 10.0, arriving=True), missed(10.5), now=12.4)
+    back = resumed_lessons(lower, left_at=13.0, now=900.0)
+    assert (back.headroom.ceiling, back.headroom.since) == (lower.headroom.ceiling, 900.0)
+    assert back.other.since == 900.0
