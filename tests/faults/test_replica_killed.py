@@ -33,6 +33,7 @@ _HASTE = 2.0
 def replicas(fleet: RunningFleet) -> list[dict[str, Any]]:
     headers = {"Authorization": f"Bearer {fleet.tokens.admin}"}
     answer = httpx.get(f"{fleet.url}/v1/status", headers=headers, timeout=30, trust_env=False)
+    assert answer.status_code == 200, answer.text
     return list(answer.raise_for_status().json()["replicas"])
 
 
