@@ -22,6 +22,7 @@ from tests.running_fleet import START_S, RunningFleet
 
 pytestmark = pytest.mark.timeout(900)
 
+_BUSY_S = 30.0
 _REAPED_S = 30.0
 _DEAD_ENGINE_S = 3.0
 """Long enough for a harvester that goes on leasing to fail every group as often as is allowed."""
@@ -31,10 +32,16 @@ _HASTE = 2.0
 
 
 def replicas(fleet: RunningFleet) -> list[dict[str, Any]]:
+    """As the gateway knows them; where its store has to wait for a busy disk it says so, and is asked again."""
     headers = {"Authorization": f"Bearer {fleet.tokens.admin}"}
-    answer = httpx.get(f"{fleet.url}/v1/status", headers=headers, timeout=30, trust_env=False)
-    assert answer.status_code == 200, answer.text
-    return list(answer.raise_for_status().json()["replicas"])
+    deadline = time.monotonic() + _BUSY_S
+    while True:
+        answer = httpx.get(f"{fleet.url}/v1/status", headers=headers, timeout=30, trust_env=False)
+        if answer.status_code != 503 or time.monotonic() > deadline:
+            assert answer.status_code == 200, answer.text
+            return list(answer.json()["replicas"])
+        assert answer.json()["error"]["code"] == "store_unavailable", answer.text
+        time.sleep(float(answer.headers["Retry-After"]))
 
 
 def healthy_replica(fleet: RunningFleet, *, besides: set[str]) -> dict[str, Any]:
