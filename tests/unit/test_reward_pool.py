@@ -1,8 +1,12 @@
 """Reward functions run apart from the engine, within their time, and never score by accident."""
 
 import asyncio
+import json
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -95,7 +99,7 @@ def heavy(sample):
 """
 FUNCTIONS = (
     "length", "hang", "offspring", "boom", "nan", "text", "patient", "digits", "run", "reader", "huge", "die", "heavy",
-    "leave", "mute", "forks", "wordy", "environment", "hoard",
+    "leave", "mute", "forks", "wordy", "environment",
 )  # fmt: skip
 
 
@@ -271,15 +275,29 @@ async def test_built_in_rewards(pool: RewardPool, name: str, change: dict[str, o
     assert (await pool.score(name, [sample(**change)]))[0].value == value
 
 
-async def test_an_entry_that_asks_for_more_memory_than_there_is_to_a_built_in_reward_fails_alone(
-    pool: RewardPool,
-) -> None:
+GREEDY = """
+import json, sys
+import reasoning_gym
+from services import reward_worker
+reward_worker._ROOM_BYTES = 1 << 26
+for job in json.loads(sys.argv[1]):
+    print(json.dumps(list(reward_worker.answer(json.dumps(job)))))
+"""
+
+
+def test_an_entry_that_asks_for_more_memory_than_there_is_to_a_built_in_reward_fails_alone(tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").write_text(USER_MODULE)
     sizes = {"num_disks": 10**12, "num_pegs": 3, "start_peg": 1, "target_peg": 3}
     entry = {"question": "q", "answer": "a", "metadata": sizes}
     hanoi = sample(metadata={"entry": entry}, params={"dataset": "tower_of_hanoi"})
-    with pytest.raises(RewardError, match="MemoryError"):
-        await pool.score("reasoning_gym", [hanoi])
-    assert (await pool.score("hoard", [sample()]))[0].value == 1.0, "an operator's own function has no such limit"
+    built_in, own = "rollout.rewards:reasoning_gym", "my_rewards:hoard"
+    jobs = [{"function": function, "samples": [asdict(hanoi)]} for function in (built_in, own, built_in)]
+    path = os.pathsep.join([str(Path(__file__).parents[2]), str(tmp_path)])
+    command = [sys.executable, "-c", GREEDY, json.dumps(jobs)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    first, second, third = (json.loads(line) for line in done.stdout.splitlines())
+    assert first == third == [{"loaded": built_in}, {"error": "MemoryError: "}]
+    assert second == [{"loaded": own}, {"reward": 1.0, "breakdown": {}}], "an operator's function has no such limit"
 
 
 @pytest.mark.parametrize("name", ["exact_match", "reasoning_gym"])
