@@ -1,6 +1,7 @@
 """The gateway in front of a real engine: unchanged OpenAI clients, rollouts by HTTP, and no other door."""
 
 import contextlib
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -200,6 +201,22 @@ def test_rollouts_by_http_are_generated_scored_and_streamed(fleet: RunningFleet)
         assert all(logprob <= 0 for logprob in segment.behavior_logprobs)
         assert segment.version_spans[0][1] == 0
         assert segment.version_spans[-1][2] == len(segment.response_ids)
+
+
+def test_bytes_that_are_no_text_are_refused_by_serve_or_by_the_gateway(fleet: RunningFleet) -> None:
+    address = ("127.0.0.1", fleet.config.gateway.port)
+    rest = b"HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    requests = {
+        b"GET /nothing?\xff " + rest: (b"400", b"404"),
+        b"GET /nothing?%ff " + rest: (b"404",),
+        b"GET /%ff%fe " + rest: (b"404",),
+        b"GET /v1/models " + rest + b"Authorization: Bearer \xff\r\n": (b"400", b"401"),
+    }
+    for request, statuses in requests.items():
+        with socket.create_connection(address, timeout=30) as connection:
+            connection.sendall(request + b"\r\n")
+            with connection.makefile("rb") as answer:
+                assert answer.readline().split()[1] in statuses, request
 
 
 def test_status_and_health_show_the_engine(fleet: RunningFleet) -> None:
