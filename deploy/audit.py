@@ -10,7 +10,8 @@ from rollout.books import Books
 from rollout.errors import ConfigError
 from rollout.redis_books import RedisBooks
 from trainer.audit import Finding, audit
-from trainer.run_files import RunFiles, newest_step, read_run
+from trainer.checkpoint import newest_step
+from trainer.run_files import RunFiles, read_run
 
 _SHOWN = 20
 """Problems of a promise, without --json."""
@@ -39,7 +40,7 @@ def _both(place: RunPlace) -> tuple[Books, RunFiles]:
     for look in range(_LOOKS):
         files = read_run(place.directory)
         books = asked(place.redis, lambda store: RedisBooks(store, place.run).books(), role="auditor")
-        if files.damages or (newest_step(place.directory) == files.step and _has_current(books, files)):
+        if files.damages or (newest_step(place.directory / "checkpoints") == files.step and _has_current(books, files)):
             break
         print(f"the run went on meanwhile; looking again ({look + 1} of {_LOOKS})", file=sys.stderr)
     return books, files

@@ -43,15 +43,11 @@ class Books:
     """Idempotency key -> submission id."""
     open_groups: Mapping[str, OpenGroup]
     """By group id."""
-    entries: int
-    """Of all streams of work and experience."""
     newest_version: int
     """Largest number ever given; 0 before the first."""
     current: CurrentVersion | None
     writer_token: int
     """Newest fencing token; 0 before the first writer."""
-    letters: int
-    """Dead letters kept."""
     identity: str | None = None
     """By which the run knows its server again."""
 

@@ -25,6 +25,7 @@ from typing import BinaryIO, Self
 import numpy as np
 
 from rollout.codec import decode_group, decode_request
+from rollout.durable import sync_dir
 from rollout.errors import CodecError, ConfigError, RecordingError
 from rollout.frame import ArrayWriter, Schema, pack, unpack
 from rollout.types import Experience
@@ -143,7 +144,7 @@ class RecordingWriter:
             self._file.seek(scan.whole)
             self.name = scan.name or self._begin(run)
             self.sync()
-            _sync_directory(path.parent)
+            sync_dir(path.parent)
         except BaseException:
             self._file.close()
             raise
@@ -201,14 +202,6 @@ def _open_locked(path: Path) -> BinaryIO:
         file.close()
         raise ConfigError(f"{path}: another recorder writes it; stop that one, or choose another file") from error
     return file
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _entry(frame: bytes) -> bytes:

@@ -35,18 +35,16 @@ class RedisBooks:
         """One script, during which the server does nothing else: some milliseconds for a thousand submissions. Raises
         StoreUnavailable."""
         answer = await self._store.script("books", f"{self._prefix}ledger")
-        ledger, marks, keys, open_groups, entries, (counter, current), (token, identity), letters = answer
+        ledger, marks, keys, open_groups, (counter, current), (token, identity) = answer
         return Books(
             run=self._run,
             ledger=ledger_of({name: int(value) for name, value in _pairs(ledger)}),
             marks=dict(_pairs(marks)),
             keys={key: known.rpartition(" ")[2] for key, known in _pairs(keys)},
             open_groups=dict(_open(open_groups)),
-            entries=entries,
             newest_version=int(counter or 0),
             current=None if current is None else CurrentVersion(**json.loads(current)),
             writer_token=int(token or 0),
-            letters=letters,
             identity=None if identity is None else _text(identity),
         )
 

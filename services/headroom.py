@@ -81,8 +81,12 @@ def resumed(before: Headroom, *, left_at: float, now: float) -> Headroom:
     >>> resumed(Headroom(0.7, taught_at=90.0, near_at=80.0), left_at=100.0, now=500.0)
     Headroom(share=0.7, since=500.0, missed_at=-inf, misses=0.0, taught_at=490.0, ceiling=1.0, near_at=480.0)
     """
-    without_s = now - left_at
-    return replace(before, since=now, taught_at=before.taught_at + without_s, near_at=before.near_at + without_s)
+    return replace(after_pause(before, now - left_at), since=now)
+
+
+def after_pause(before: Headroom, seconds: float) -> Headroom:
+    """The same so much later, when nobody could teach it anything meanwhile."""
+    return replace(before, taught_at=before.taught_at + seconds, near_at=before.near_at + seconds)
 
 
 def next_headroom(
@@ -128,15 +132,12 @@ def next_headroom(
     misses = min(_MOST_OF_ONE - earlier, blamed)
     share = before.share * math.exp(_STEP * (slo.miss_share * taught - misses))
     near_at = now if any(_nearness(times, slo) > _NEAR for times in met) else before.near_at
-    # as far as rollouts are to blame: a limit that has just begun to grow is no reason for a ceiling
-    ceiling = before.ceiling - min(1.0, misses) * max(0.0, before.ceiling - reached)
-    ceiling *= math.exp(_CEILING_STEP * (slo.miss_share * taught - misses))
-    silent = now - taught_at > _SILENT_S
-    if now - near_at > _CALM_S and not silent:
-        ceiling *= math.exp(dt / _GROW_S)
-    if silent:
+    ceiling = _met_ceiling(before.ceiling, slo.miss_share * taught, misses, reached=reached)
+    if now - taught_at > _SILENT_S:
         share += max(0.0, _FIRST * slo.most_headroom - share) * dt / _FORGET_S
         ceiling += max(0.0, 1.0 - ceiling) * dt / _FORGET_S
+    elif now - near_at > _CALM_S:
+        ceiling *= math.exp(dt / _GROW_S)
     return Headroom(
         share=min(slo.most_headroom, max(_LEAST * slo.most_headroom, share)),
         since=before.since,
@@ -146,6 +147,13 @@ def next_headroom(
         ceiling=min(1.0, max(_LEAST_CEILING, ceiling)),
         near_at=near_at,
     )
+
+
+def _met_ceiling(ceiling: float, allowed: float, misses: float, *, reached: float) -> float:
+    """After `misses` users missed of those of whom `allowed` may, under the share `reached` of the largest limit."""
+    # as far as rollouts are to blame: a limit that has just begun to grow is no reason for a ceiling
+    ceiling -= min(1.0, misses) * max(0.0, ceiling - reached)
+    return ceiling * math.exp(_CEILING_STEP * (allowed - misses))
 
 
 def _nearness(times: RequestTimes, slo: SloConfig) -> float:

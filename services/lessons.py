@@ -10,10 +10,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from services.added import Added
-from services.headroom import Headroom, first_headroom, next_headroom, resumed
+from services.headroom import Headroom, after_pause, first_headroom, resumed
 from services.slo import SloConfig
 from services.user_window import RequestTimes
+
+Teach = Callable[[Headroom, Sequence[RequestTimes], float], Headroom]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,38 +56,26 @@ def entered(before: Lessons, now: float, *, arriving: bool) -> Lessons:
     """
     if arriving == before.arriving:
         return before
-    away_s = now - before.since
-    back = replace(before.other, taught_at=before.other.taught_at + away_s, near_at=before.other.near_at + away_s)
+    back = after_pause(before.other, now - before.since)
     return Lessons(back, other=before.headroom, arriving=arriving, since=now, arrived_at=now)
 
 
-def learned(
-    before: Lessons,
-    ended: Sequence[RequestTimes],
-    now: float,
-    dt: float,
-    *,
-    beside_at: float,
-    added: Callable[[RequestTimes], Added],
-    slo: SloConfig,
-    reached: float = 1.0,
-) -> Lessons:
-    """After `dt` seconds more, at `now`, and these users; the rest is as in `next_headroom`."""
-
-    def taught(headroom: Headroom, by: Sequence[RequestTimes], seconds: float) -> Headroom:
-        return next_headroom(headroom, by, now, seconds, beside_at=beside_at, added=added, slo=slo, reached=reached)
-
+def learned(before: Lessons, ended: Sequence[RequestTimes], dt: float, teach: Teach) -> Lessons:
+    """After `dt` seconds more, and these users; `teach` is `next_headroom` of a headroom, users and seconds, as of now."""
     met = [times for times in ended if _met_arrival(before, times)]
     others = [times for times in ended if not _met_arrival(before, times)]
     here, there = (met, others) if before.arriving else (others, met)
-    return replace(before, headroom=taught(before.headroom, here, dt), other=taught(before.other, there, 0.0))
+    return replace(before, headroom=teach(before.headroom, here, dt), other=teach(before.other, there, 0.0))
 
 
 def resumed_lessons(before: Lessons, *, left_at: float, now: float) -> Lessons:
     """The same at `now`, with an SLO again, when there was none from `left_at` on."""
-    both = (resumed(one, left_at=left_at, now=now) for one in (before.headroom, before.other))
-    headroom, other = both
-    return replace(before, headroom=headroom, other=other)
+    return replace(
+        before,
+        headroom=resumed(before.headroom, left_at=left_at, now=now),
+        other=resumed(before.other, left_at=left_at, now=now),
+        since=before.since + now - left_at,
+    )
 
 
 def _met_arrival(lessons: Lessons, times: RequestTimes) -> bool:

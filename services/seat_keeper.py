@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from typing import Protocol
@@ -13,6 +13,7 @@ from services.added import Added
 from services.cache_room import next_room
 from services.config import HarvestConfig
 from services.guard_phases import Phases, entered, restarted
+from services.headroom import Headroom, next_headroom
 from services.idle_speed import IdleSpeed
 from services.lessons import entered as learning_in
 from services.lessons import first_lessons, learned, resumed_lessons
@@ -315,16 +316,21 @@ class SeatKeeper:
         """What users without rollouts beside them felt is not the rollouts' doing."""
         self._beside_at = now if self.seats.held else self._beside_at
         self._limits.set(now, int(self._guard.limit))
-        self._lessons = learned(
-            self._lessons,
-            self._window.ended,
-            now,
-            dt,
-            beside_at=self._beside_at,
-            added=self._added,
-            slo=self._targets,
-            reached=min(1.0, self._limits.most(now, self._slo.window_s) / (self._total * self._weight.value)),
-        )
+        reached = min(1.0, self._limits.most(now, self._slo.window_s) / (self._total * self._weight.value))
+
+        def teach(headroom: Headroom, users: Sequence[RequestTimes], seconds: float) -> Headroom:
+            return next_headroom(
+                headroom,
+                users,
+                now,
+                seconds,
+                beside_at=self._beside_at,
+                added=self._added,
+                slo=self._targets,
+                reached=reached,
+            )
+
+        self._lessons = learned(self._lessons, self._window.ended, dt, teach)
 
     def _added(self, times: RequestTimes) -> Added:
         """By rollouts, to what this user felt."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from rollout.durable import sync_file, write_text
 from rollout.weights import Bucket, TensorSpec, file_sha256
-from trainer.durable import sync_file, write_text
 
 
 def split_buckets(sizes: Mapping[str, int], bucket_bytes: int) -> list[list[str]]:

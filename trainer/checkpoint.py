@@ -19,9 +19,9 @@ from typing import Any
 
 import structlog
 
+from rollout.durable import sync_dir, sync_file, sync_tree, write_text
 from rollout.milestone import reached
 from rollout.weights import file_sha256
-from trainer.durable import sync_dir, sync_file, sync_tree, write_text
 from trainer.errors import CheckpointError
 from trainer.milestone import Milestone
 
@@ -120,9 +120,8 @@ class CheckpointStore:
         return None
 
     def newest_step(self) -> int:
-        """Of the newest checkpoint, which nothing is read of; 0 without one."""
-        directories = complete_checkpoints(self._directory)
-        return _step(directories[0]) if directories else 0
+        """See `newest_step`."""
+        return newest_step(self._directory)
 
     def _retire(self, *, newest: int) -> None:
         for directory in complete_checkpoints(self._directory):
@@ -148,6 +147,12 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     What else lies there, such as a copy that somebody made by hand, is none of the run's and never touched.
     """
     return sorted((path for path in directory.glob("step-*") if _NAME.fullmatch(path.name)), reverse=True)
+
+
+def newest_step(directory: Path) -> int:
+    """Of the newest checkpoint, which nothing is read of; 0 without one."""
+    directories = complete_checkpoints(directory)
+    return _step(directories[0]) if directories else 0
 
 
 def _step(directory: Path) -> int:

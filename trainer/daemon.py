@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from rollout.durable import write_text
 from rollout.errors import ConfigError, Fenced, NightshiftError, WriterBusy
 from rollout.local_board import LocalBoard
 from rollout.prompts import Prompt, read_prompts
@@ -24,7 +25,6 @@ from rollout.redis_store import RedisStore
 from rollout.replay_queue import ReplayQueue
 from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
-from trainer.durable import write_text
 from trainer.errors import WorkerDied, WorkerLost
 from trainer.feeder import Feeder
 from trainer.known_server import check_server

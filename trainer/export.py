@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from rollout.durable import write_text
 from rollout.weights import Bucket, TensorSpec
 from trainer.artefact import write_weights
-from trainer.durable import write_text
 from trainer.lora import merged_tensors
 from trainer.zero import whole_tensors
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from rollout.durable import sync_dir, write_text
 from rollout.errors import NightshiftError
-from trainer.durable import sync_dir, write_text
 
 
 class JournalError(NightshiftError, RuntimeError):

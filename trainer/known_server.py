@@ -8,9 +8,9 @@ import json
 import secrets
 from pathlib import Path
 
+from rollout.durable import write_text
 from rollout.redis_queue import RedisQueue
 from trainer.checkpoint import complete_checkpoints
-from trainer.durable import write_text
 from trainer.errors import ForeignServer
 
 _FILE = "server.json"

@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from rollout.durable import write_text
 from rollout.milestone import reached
 from rollout.prompts import Prompt
 from rollout.queue import RolloutQueue
@@ -23,7 +24,6 @@ from rollout.types import GroupState
 from trainer.batch import FreshGroup
 from trainer.checkpoint import CheckpointStore, TrainerState
 from trainer.config import TrainConfig
-from trainer.durable import write_text
 from trainer.errors import TrainingDiverged
 from trainer.evaluations import Evaluations
 from trainer.feeder import Feed

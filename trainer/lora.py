@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rollout.durable import sync_file, write_text
 from rollout.errors import ConfigError
 from rollout.weights import AdapterForm, Bucket, TensorSpec, file_sha256
-from trainer.durable import sync_file, write_text
 from trainer.errors import CheckpointError
 from trainer.lora_config import LoraConfig
 from trainer.zero import whole_tensors

@@ -13,10 +13,10 @@ from pathlib import Path
 import structlog
 
 from rollout.board import Board, CurrentVersion
+from rollout.durable import sync_dir, write_text
 from rollout.milestone import reached
 from rollout.weights import MANIFEST, Canary, WeightManifest, published_versions, version_dir
 from trainer.config import PushConfig
-from trainer.durable import sync_dir, write_text
 from trainer.fleet_fit import check_fleet, until_misfit
 from trainer.lora import adapter_form
 from trainer.lora_config import LoraConfig

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import structlog
 
+from rollout.durable import write_text
 from rollout.errors import ConfigError
 from rollout.prompts import Prompt
 from rollout.recording import Recording, RecordingName
 from rollout.replay_queue import ReplayQueue
 from rollout.types import Experience
 from trainer.checkpoint import complete_checkpoints
-from trainer.durable import write_text
 from trainer.journal import JournalEntry
 
 log = structlog.get_logger(__name__)

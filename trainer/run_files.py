@@ -71,12 +71,6 @@ def read_run(run_dir: Path) -> RunFiles:
     )
 
 
-def newest_step(run_dir: Path) -> int:
-    """Of the newest checkpoint, which nothing is read of; 0 without one."""
-    directories = complete_checkpoints(run_dir / "checkpoints")
-    return int(directories[0].name.removeprefix("step-")) if directories else 0
-
-
 def _checkpoint(directory: Path, damages: list[str]) -> TrainerState | None:
     for one in complete_checkpoints(directory):
         try:

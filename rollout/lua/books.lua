@@ -1,6 +1,5 @@
 -- Returns {ledger, {submission id, marks, ...}, idempotency, {open group id, state or "", purpose or "", 1 where its stream
--- has its entry, ...}, entries of all streams, {counter, current}, writer's {token, identity}, dead
--- letters}. Reads only.
+-- has its entry, ...}, {counter, current}, writer's {token, identity}}. Reads only.
 local marks, open = {}, {}
 for _, sid in ipairs(redis.call('SMEMBERS', P .. 'subs')) do
   local letters = redis.call('GET', P .. 'sub:' .. sid) or ''
@@ -19,10 +18,5 @@ for _, sid in ipairs(redis.call('SMEMBERS', P .. 'subs')) do
     at = string.find(letters, '.', at + 1, true)
   end
 end
-local entries = redis.call('XLEN', P .. 'experience')
-for _, purpose in ipairs({'train', 'eval', 'collect'}) do
-  entries = entries + redis.call('XLEN', rollouts(purpose))
-end
-return {redis.call('HGETALL', LEDGER), marks, redis.call('HGETALL', P .. 'idempotency'), open, entries,
-  redis.call('HMGET', P .. 'weights', 'counter', 'current'), redis.call('HMGET', P .. 'writer', 'token', 'identity'),
-  redis.call('XLEN', P .. 'dead')}
+return {redis.call('HGETALL', LEDGER), marks, redis.call('HGETALL', P .. 'idempotency'), open,
+  redis.call('HMGET', P .. 'weights', 'counter', 'current'), redis.call('HMGET', P .. 'writer', 'token', 'identity')}

@@ -39,11 +39,9 @@ def books() -> Books:
         marks={"a": "ttsx", "b": "....", "c": "dd"},
         keys={"feed:run:0": "a", "feed:run:4": "b", "mine": "c"},
         open_groups={"b-0": SCORED, "b-1": SCORED, "b-2": QUEUED, "b-3": QUEUED},
-        entries=4,
         newest_version=3,
         current=CurrentVersion("policy", 3, "/weights/v00000003", current.digest, 1),
         writer_token=1,
-        letters=1,
     )
 
 
@@ -77,7 +75,7 @@ def test_of_a_replay_the_directory_is_judged_and_the_queue_is_not() -> None:
 
 def test_a_run_that_has_not_begun_is_in_order() -> None:
     nothing = RunFiles("run", [], None, [], [], [])
-    empty = Books("run", Ledger(), {}, {}, {}, 0, 0, None, 0, 0)
+    empty = Books("run", Ledger(), {}, {}, {}, 0, None, 0)
     assert problems(empty, nothing) == {}
     assert problems(None, nothing) == {}
 

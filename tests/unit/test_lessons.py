@@ -1,8 +1,11 @@
 """What users teach while new weights arrive says nothing of other times, and the other way round."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from services.added import Added
+from services.headroom import Headroom, next_headroom
 from services.lessons import Lessons, entered, first_lessons, learned, resumed_lessons
 from services.slo import SloConfig
 from services.user_window import RequestTimes
@@ -16,8 +19,11 @@ def user(came: float, ttft_s: float = 0.5) -> RequestTimes:
 
 
 def after(before: Lessons, *ended: RequestTimes, now: float, dt: float = 0.0) -> Lessons:
-    added = Added(9.0, 9.0)
-    return learned(before, ended, now, dt, beside_at=now, added=lambda _: added, slo=SLO, reached=0.5)
+    def teach(headroom: Headroom, users: Sequence[RequestTimes], seconds: float) -> Headroom:
+        added = Added(9.0, 9.0)
+        return next_headroom(headroom, users, now, seconds, beside_at=now, added=lambda _: added, slo=SLO, reached=0.5)
+
+    return learned(before, ended, dt, teach)
 
 
 def missed(came: float) -> RequestTimes:
@@ -69,3 +75,7 @@ def test_time_without_an_slo_is_no_silence_for_either() -> None:
     back = resumed_lessons(lower, left_at=13.0, now=900.0)
     assert (back.headroom.ceiling, back.headroom.since) == (lower.headroom.ceiling, 900.0)
     assert back.other.since == 900.0
+    calm = entered(back, 901.0, arriving=False)
+    assert calm.headroom.taught_at == lower.other.taught_at  # nobody had taught it
+    again = entered(entered(lower, 13.0, arriving=False), 14.0, arriving=True)
+    assert again.headroom.taught_at == lower.headroom.taught_at + 1.0
