@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from deploy.arguments import path, positive, with_debug
+from deploy.arguments import positive, with_debug, with_files
 
 if TYPE_CHECKING:
     from deploy.run_place import RunPlace
@@ -26,9 +26,7 @@ def add_accounts(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def _with_place(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-c", "--config", type=path, action="append", default=[], metavar="FILE", help="TOML; the last one wins"
-    )
+    with_files(parser)
     for name, metavar, text in _PLACE:
         parser.add_argument(f"--{name}", dest=f"place_{name}", metavar=metavar, help=text)
     parser.epilog = _EPILOG

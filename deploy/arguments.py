@@ -67,10 +67,14 @@ def with_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def with_config(parser: argparse.ArgumentParser) -> None:
+    with_files(parser)
+    with_flags(parser)
+
+
+def with_files(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-c", "--config", type=path, action="append", default=[], metavar="FILE", help="TOML; the last one wins"
     )
-    with_flags(parser)
 
 
 def with_debug(parser: argparse.ArgumentParser) -> None:

@@ -15,10 +15,10 @@ directory.
 import json
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -27,10 +27,10 @@ from pydantic_settings import (
     CliSettingsSource,
     EnvSettingsSource,
     InitSettingsSource,
-    PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
 )
+from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from deploy.demo.options import DemoOptions
 from rollout.config import ModelConfig, Name, RedisConfig, RewardsConfig, redacted
@@ -39,6 +39,8 @@ from rollout.rewards import BUILTIN, refused_dataset
 from services.config import FleetConfig, FleetOptions
 from trainer.config import TrainConfig, TrainOptions
 from trainer.task_config import RewardUse
+
+SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
@@ -137,30 +139,42 @@ def absolute(path: Path) -> Path:
 
 def load(files: Sequence[Path], flags: Sequence[str] = ()) -> NightshiftConfig:
     """Merge and validate. Raises ConfigError: one line that names the field, the value and the limit."""
-
-    class _Sources(NightshiftConfig):
-        @classmethod
-        def settings_customise_sources(  # the order of the sources is the order of precedence
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-            env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-            dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-            file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            toml = [InitSettingsSource(settings_cls, init_kwargs=read_toml(file)) for file in reversed(files)]
-            redis_url = os.environ.get("REDIS_URL")
-            redis = InitSettingsSource(settings_cls, {"redis": {"url": redis_url}} if redis_url else {})
-            return (_flag_source(settings_cls, flags), EnvSettingsSource(settings_cls), redis, *toml)
-
     try:
-        merged = _Sources()  # type: ignore[call-arg]  # the sources give the values
-    except ValidationError as error:
-        raise ConfigError(describe(error)) from error
+        merged = layered(NightshiftConfig, lambda settings: _flag_source(settings, flags), files)
     except SettingsError as error:
         raise ConfigError(_describe_flags(str(error))) from error
     fields = _fields(merged)
     return NightshiftConfig.model_construct(**{**fields, "state_dir": absolute(merged.state_dir)})
+
+
+def layered(
+    settings: type[SettingsT], first: Callable[[type[BaseSettings]], Source], files: Sequence[Path]
+) -> SettingsT:
+    """`settings` as `first` says, else the environment, else the files, of which the last one wins.
+
+    Raises ConfigError for a value that is not accepted, and what `first` raises.
+    """
+
+    class _Sources(settings):  # type: ignore[misc, valid-type]
+        @classmethod
+        def settings_customise_sources(  # the order of the sources is the order of precedence
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: Source,  # noqa: ARG003
+            env_settings: Source,  # noqa: ARG003
+            dotenv_settings: Source,  # noqa: ARG003
+            file_secret_settings: Source,  # noqa: ARG003
+        ) -> tuple[Source, ...]:
+            toml = [InitSettingsSource(settings_cls, init_kwargs=read_toml(file)) for file in reversed(files)]
+            redis_url = os.environ.get("REDIS_URL")
+            redis = InitSettingsSource(settings_cls, {"redis": {"url": redis_url}} if redis_url else {})
+            return (first(settings_cls), EnvSettingsSource(settings_cls), redis, *toml)
+
+    try:
+        merged: SettingsT = _Sources()
+    except ValidationError as error:
+        raise ConfigError(describe(error)) from error
+    return merged
 
 
 def write_resolved(config: BaseModel, path: Path) -> None:

@@ -14,7 +14,7 @@ from rollout.group_record import GroupRecord
 from rollout.queue import group_id
 from rollout.redis_books import RedisBooks
 from rollout.redis_store import RedisStore
-from rollout.types import Sample
+from rollout.types import GroupState, Sample
 from trainer.journal import JournalEntry, read_journal
 
 
@@ -99,6 +99,10 @@ def _record_lines(record: GroupRecord) -> Iterator[str]:
             f" {record.request.sampling.max_tokens} each; reward {reward}; tenant {record.request.tenant}"
         )
     yield from (f"{_time(event.at_ms)} {event.text}" for event in record.events)
+    if record.state is GroupState.LEASED and record.deadline_ms is not None:
+        yield f"{_time(record.deadline_ms)} the lease of {record.consumer} ends, unless it is renewed"
+    if record.state is GroupState.QUEUED and record.expires_ms is not None:
+        yield f"{_time(record.expires_ms)} it is dead, unless it is leased before"
     for index, kept in sorted(record.salvaged.items()):
         versions = sorted({span.version for span in kept.part.version_spans})
         yield f"sample {index}: {len(kept.part.token_ids)} tokens salvaged, of {_versions(versions)}"

@@ -1,22 +1,15 @@
 """Where a run is: its directory, and the server that keeps its queue."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import BaseSettings, InitSettingsSource, SettingsConfigDict
 
-from deploy.config import absolute, describe, read_toml
+from deploy.config import absolute, describe, layered
 from rollout.config import Name, RedisConfig
 from rollout.errors import ConfigError
 
@@ -53,34 +46,12 @@ class _Asked(BaseSettings):
 def find_run(files: Sequence[Path], given: Mapping[str, str]) -> RunPlace:
     """As `given` by dotted name, environment and files say, the first of them that does; where none of these names a
     server, as the run's own config.json says. Raises ConfigError."""
-    asked = _asked(files, given)
+    asked = layered(_Asked, lambda settings: InitSettingsSource(settings, _nested(given)), files)
     directory = absolute(asked.train.runs_dir) / asked.run
     recorded = _recorded(directory / "config.json")
     redis = asked.redis or _recorded_redis(recorded.get("redis") or {})
     redis = redis.model_copy(update={"dir": absolute(redis.dir)})
     return RunPlace(asked.run, directory, redis, replay=recorded.get("replay") is not None)
-
-
-def _asked(files: Sequence[Path], given: Mapping[str, str]) -> _Asked:
-    class _Sources(_Asked):
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-            env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-            dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-            file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            toml = [InitSettingsSource(settings_cls, init_kwargs=_part(read_toml(file))) for file in reversed(files)]
-            redis_url = os.environ.get("REDIS_URL")
-            redis = InitSettingsSource(settings_cls, {"redis": {"url": redis_url}} if redis_url else {})
-            return (InitSettingsSource(settings_cls, _nested(given)), EnvSettingsSource(settings_cls), redis, *toml)
-
-    try:
-        return _Sources()
-    except ValidationError as error:
-        raise ConfigError(describe(error)) from error
 
 
 def _nested(given: Mapping[str, str]) -> dict[str, Any]:
@@ -93,10 +64,6 @@ def _nested(given: Mapping[str, str]) -> dict[str, Any]:
         section, _, key = name.rpartition(".")
         (content.setdefault(section, {}) if section else content)[key] = value
     return content
-
-
-def _part(content: dict[str, Any]) -> dict[str, Any]:
-    return {name: content[name] for name in ("run", "redis", "train") if name in content}
 
 
 def _recorded(path: Path) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def entered(before: Lessons, now: float, *, arriving: bool) -> Lessons:
 
 
 def learned(before: Lessons, ended: Sequence[RequestTimes], dt: float, teach: Teach) -> Lessons:
-    """After `dt` seconds more, and these users; `teach` is `next_headroom` of a headroom, users and seconds, as of now."""
+    """After `dt` seconds more, and these users; `teach` is `next_headroom` as of now, of a headroom, users, seconds."""
     met = [times for times in ended if _met_arrival(before, times)]
     others = [times for times in ended if not _met_arrival(before, times)]
     here, there = (met, others) if before.arriving else (others, met)

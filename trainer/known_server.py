@@ -17,9 +17,17 @@ _FILE = "server.json"
 
 
 def known_server(run_dir: Path) -> str | None:
-    """The name that a run's directory keeps; None where no trainer has met a server yet."""
+    """The name that a run's directory keeps; None where no trainer has met a server yet. Raises ForeignServer where the
+    file is damaged."""
     path = run_dir / _FILE
-    return str(json.loads(path.read_text())["identity"]) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return str(json.loads(path.read_text())["identity"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ForeignServer(
+            f"{path} does not say which server the run used: {error!r}; restore it, or delete it"
+        ) from error
 
 
 async def check_server(queue: RedisQueue, run_dir: Path, *, where: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from rollout.errors import WeightsError
 from rollout.weights import WeightManifest, published_versions, read_manifest, version_dir
 from trainer.checkpoint import TrainerState, complete_checkpoints, read_checkpoint
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, ForeignServer
 from trainer.journal import JournalEntry, JournalError, read_journal
 from trainer.json_lines import read_lines
 from trainer.known_server import known_server
@@ -67,7 +67,7 @@ def read_run(run_dir: Path) -> RunFiles:
             if line.get("applied") and "published_version" in line
         ],
         damages=damages,
-        server=known_server(run_dir),
+        server=_server(run_dir, damages),
     )
 
 
@@ -78,6 +78,14 @@ def _checkpoint(directory: Path, damages: list[str]) -> TrainerState | None:
         except CheckpointError as error:
             damages.append(str(error))
     return None
+
+
+def _server(run_dir: Path, damages: list[str]) -> str | None:
+    try:
+        return known_server(run_dir)
+    except ForeignServer as error:
+        damages.append(str(error))
+        return None
 
 
 def _journal(path: Path, damages: list[str]) -> list[JournalEntry]:

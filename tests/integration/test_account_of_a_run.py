@@ -215,6 +215,8 @@ async def test_the_commands_tell_of_a_run_and_find_what_was_destroyed(
     assert "in the batch of step 2, 1 of 1" in text
     code, text = await say("explain", ids[0].rpartition("-")[0], "--json", *place)
     assert [story["outcome"] for story in json.loads(text)] == ["trained", "experience", "dead", "leased"]
+    code, text = await say("explain", ids[3], *place)
+    assert "the lease of engine ends, unless it is renewed" in text
     code, text = await say("explain", "nobody-0", *place)
     assert (code, "no group and no submission nobody-0" in text) == (1, True)
 
@@ -240,3 +242,6 @@ async def test_a_run_that_is_nowhere_is_said_to_be(redis_server: EmbeddedRedis, 
     code, text = await say(*argv)
     assert code == 2
     assert "no run nowhere" in text
+    code, text = await say("audit", "--run", "nowhere", "--redis.dir", str(tmp_path / "redis"))
+    assert (code, "no server has kept anything there" in text) == (2, True)
+    assert not (tmp_path / "redis").exists()

@@ -66,6 +66,12 @@ async def test_a_run_that_has_not_begun_takes_the_server_that_it_finds(
     assert known_server(tmp_path) == await queue.identity()
 
 
+async def test_a_damaged_name_is_an_error_that_says_what_to_do(queue: RedisQueue, tmp_path: Path) -> None:
+    (tmp_path / "server.json").write_text("{}")
+    with pytest.raises(ForeignServer, match=r"server\.json does not say .*delete it"):
+        await check_server(queue, tmp_path, where="here")
+
+
 async def test_a_run_from_before_servers_had_names_gives_its_own_one(queue: RedisQueue, tmp_path: Path) -> None:
     begin(tmp_path)
     await check_server(queue, tmp_path, where="here")
