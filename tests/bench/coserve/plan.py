@@ -19,9 +19,9 @@ class Plan:
     """Of an arm at a load, at least."""
     rounds: int = 4
     """In which the arms of a load take turns, so that a machine whose speed drifts is as slow for all of them."""
-    round_s: float = 20.0
+    round_s: float = 40.0
     """Of each of them, at least: on a fast machine `users` are there in a few seconds, of which no queue comes to its
-    length and no push has its share."""
+    length and no push has its share; and of 300 users four are more than the point that the guard may cost."""
     sweep_rounds: int = 2
     """The first of these rounds, which each constant at a load has, and the rest of them where a few users stand
     against it; then the guard and the best take as many turns."""
