@@ -38,6 +38,22 @@ _log = structlog.get_logger(__name__)
 class Reconciler:
     """Follows the run attached to the fleet; `version` is the verified one in use (0: the model as loaded)."""
 
+    attached: str | None = None
+    """Run that the fleet followed at the last look."""
+    following: bool = True
+    """False while the engine holds other weights than the run's, see `rest`."""
+    pin: Pin | None = None
+    """Of the fleet, whichever replica it holds."""
+    run_name: str | None = None
+    """Run whose weights are in use; None for the model as loaded."""
+    coming: str | None = None
+    """Run whose weights are on their way into the engine, from the invitation to the check: the cores that receive
+    and prepare them may be the engine's."""
+    unchecked: int | None = None
+    """Version that is in the engine, or on its way into it, and whose check is not over."""
+    version: int = 0
+    detail: str = "not compared with the current version yet"
+
     def __init__(
         self,
         *,
@@ -79,8 +95,6 @@ class Reconciler:
         self._tokens: dict[str, int] = {}
         self._last_epoch = 0
         self._failures: dict[tuple[str, int, str], int] = {}
-        self.attached: str | None = None
-        """Run that the fleet followed at the last look."""
         self._keeping = Keeping(board, fleet=fleet, model=model)
         self._target: CurrentVersion | None = None
         self._caught_up = False
@@ -90,19 +104,6 @@ class Reconciler:
         self._settled, self._undisturbed = asyncio.Event(), asyncio.Event()
         self._settled.set()
         self._undisturbed.set()
-        self.following = True
-        """False while the engine holds other weights than the run's, see `rest`."""
-        self.pin: Pin | None = None
-        """Of the fleet, whichever replica it holds."""
-        self.run_name: str | None = None
-        """Run whose weights are in use; None for the model as loaded."""
-        self.coming: str | None = None
-        """Run whose weights are on their way into the engine, from the invitation to the check: the cores that receive
-        and prepare them may be the engine's."""
-        self.unchecked: int | None = None
-        """Version that is in the engine, or on its way into it, and whose check is not over."""
-        self.version = 0
-        self.detail = "not compared with the current version yet"
         self.news = asyncio.Event()
         """Set when a delivery ended, for a heartbeat that does not wait its turn."""
         self.pushes = PushLog(users, changed=self.news.set)
