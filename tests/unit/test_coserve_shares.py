@@ -91,7 +91,7 @@ def test_what_another_guest_had_is_read_from_the_processors_counters(tmp_path: P
 
 
 def test_a_round_of_which_another_guest_took_much_is_measured_again_a_bounded_number_of_times() -> None:
-    quiet = Quiet(0.05, 0.15, 2, 0.0)
+    quiet = Quiet(0.05, 0.05, 0.15, 2, 0.0)
     shares = [(None, None), (0.05, 0.1), (0.06, 0.1), (0.0, 0.0), (0.01, 0.2), (0.3, 0.3)]
     assert [quiet.again(*share) for share in shares] == [False, False, True, False, True, False]
 
@@ -110,7 +110,7 @@ async def test_the_moment_that_another_guest_had_most_of_is_found_in_a_quiet_rou
 
 
 async def test_a_run_waits_for_a_machine_that_has_its_processors_until_its_patience_ends() -> None:
-    quiet, looks = Quiet(0.05, 0.15, 0, 0.03), iter([0.3, 0.2, 0.04, 0.3, 0.3, 0.3])
+    quiet, looks = Quiet(0.05, 0.0004, 0.15, 0, 0.03), iter([0.3, 0.2, 0.04, 0.3, 0.3, 0.3])
 
     async def look() -> Host:
         return Host(share := next(looks), share, 0.2, 0.01)
@@ -122,7 +122,7 @@ async def test_a_run_waits_for_a_machine_that_has_its_processors_until_its_patie
 
 
 async def test_work_is_done_again_where_another_guest_had_the_processors_meanwhile() -> None:
-    quiet, done = Quiet(0.05, 0.15, 3, 0.0), list[int]()
+    quiet, done = Quiet(0.05, 0.05, 0.15, 3, 0.0), list[int]()
     readings = iter([(0, 0), (60, 200), (60, 200), (62, 400)])
 
     async def look() -> Host:

@@ -131,6 +131,8 @@ def _copies() -> float:
 class Quiet:
     """Waits for a machine that has its processors, and says which rounds are measured again as it had not."""
 
+    before: float
+    """Most of the second before a round begins."""
     steal: float
     """Most of a round that is kept."""
     moment: float
@@ -145,7 +147,7 @@ class Quiet:
 
     async def wait(self, look: Callable[[], Awaitable[Host]] = probe, *, pause_s: float = _AGAIN_S) -> Host:
         """Returns the machine as it is when it is quiet, or when patience is at its end."""
-        while (host := await look()).steal is not None and host.steal > self.steal and self.waited_s < self.patience_s:
+        while (host := await look()).steal is not None and host.steal > self.before and self.waited_s < self.patience_s:
             await asyncio.sleep(pause_s)
             self.waited_s += pause_s
         return host

@@ -53,11 +53,14 @@ class Plan:
     """Before the first round of the guard on a fleet, where its limit begins with a few seats and grows by some a
     second."""
     rollouts_s: float = 120.0
-    steal: float = 0.05
-    """Share of the processors that another guest may have had of a round; one with more is measured again."""
+    steal_before: float = 0.05
+    """Share of the processors that another guest may have in the second before a round, which waits otherwise."""
+    steal: float = 0.0004
+    """The same of a round; one with more is measured again. Five ticks in a minute of two processors seem nothing, but
+    whoever takes them shares caches, memory or a core's other thread too: users' steps were seen half as long again."""
     steal_moment: float = 0.15
     """The same of any two seconds of it."""
-    repeats: int = 12
+    repeats: int = 20
     """Rounds of the whole run that may be. What users and rollouts felt in a round has no say in it."""
     patience_s: float = 1800.0
     """That the run may wait for a machine that has its processors."""
@@ -74,6 +77,7 @@ QUICK = replace(
     rounds=2,
     idle_users=40,
     rollouts_s=45.0,
+    repeats=3,
 )
 """Within a quarter of an hour on two cores."""
 
@@ -88,5 +92,6 @@ PUSHES = replace(
     probe_s=10.0,
     confirm_users=120,
     confirm_s=20.0,
+    repeats=3,
 )
 """Of `make bench-push`: users at half of what is quickly found to be the capacity of two replicas, for nine pushes."""

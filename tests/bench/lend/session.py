@@ -77,7 +77,7 @@ class LendSession:
         self._store = store
         self._plan = plan
         self.watch = watch
-        self.quiet = Quiet(plan.steal, plan.steal_moment, plan.repeats, plan.patience_s)
+        self.quiet = Quiet(plan.steal, plan.steal, plan.steal_moment, plan.repeats, plan.patience_s)
 
     async def idle(self) -> tuple[list[Answer], Host]:
         """Users one at a time on a fleet that does nothing else, and what the machine gave to them; the first few warm
