@@ -23,6 +23,7 @@ from rollout.types import (
     VersionSpan,
 )
 from services.config import HarvestConfig
+from services.group_work import Scorer
 from services.harvester import Harvester
 from services.seats import Seats
 
@@ -258,12 +259,8 @@ class Stand:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.harvester.run())
-        try:
+        async with harvesting(self.harvester):
             yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def until(self, group_id: str, *states: GroupState) -> str | None:
         """Waits for one of the states; returns the reason that the queue shows."""
@@ -279,6 +276,33 @@ class Stand:
         async with asyncio.timeout(5):
             while not (await self.queue.ledger()).queued:  # noqa: ASYNC110 (the queue has no event for this)
                 await asyncio.sleep(0.01)
+
+
+def small_harvester(
+    queue: RolloutQueue, replica: str, *, engine: Engine | None = None, rewards: Scorer | None = None, lease_s: float
+) -> Harvester:
+    """Of four seats, which asks for work and tries again without delay."""
+    return Harvester(
+        replica=replica,
+        config=HarvestConfig(poll_s=0.005, lease_s=lease_s, salvage_tokens=16, retry_s=0.01),
+        seats=Seats(4, pace=10_000),
+        engine=engine or Engine(),
+        rewards=rewards or Rewards(),
+        fleet=Fleet(queue),
+    )
+
+
+@asynccontextmanager
+async def harvesting(harvester: Harvester) -> AsyncIterator[None]:
+    """It runs, and ends with the block."""
+    task = asyncio.create_task(harvester.run())
+    try:
+        yield
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def request(n: int = 2, **changes: object) -> RolloutRequest:

@@ -1,22 +1,24 @@
 """A gateway in a process of its own, on a real queue, without engines.
 
-python -m tests.faults.lone_gateway REDIS_URL PORT [MILESTONE COUNT]    dies at the milestone's COUNTth time
+python -m tests.faults.lone_gateway REDIS_URL PORT [MILESTONE COUNT [SIGNAL]]    see `lone.armed`
 """
 
 import asyncio
-import os
-import signal
 import sys
 
+import httpx
 import uvicorn
 
-from rollout import milestone
 from rollout.redis_queue import RedisQueue
 from services.gateway_app import build_app
 from services.milestone import Milestone
-from tests.killing import kill_at
+from tests.faults.lone import armed
 from tests.queue_records import connected
-from tests.unit.gateway_kit import kit
+from tests.unit.gateway_kit import ROLLOUT, bearer, kit
+
+RUN = "other"
+ROLLOUTS = 2
+"""Of a call, see `submitted`."""
 
 
 async def main(url: str, port: int) -> None:
@@ -26,8 +28,24 @@ async def main(url: str, port: int) -> None:
         await uvicorn.Server(uvicorn.Config(build_app(parts), port=port, log_level="warning")).serve()
 
 
+async def submitted(port: int, key: str, *, patience_s: float = 30.0) -> dict[str, str]:
+    """The answer of a gateway to a call of this idempotency key, once it listens."""
+    body = {"prompts": ["a b", "c d e"], "n": 2, "sampling": {"max_tokens": 8}, "run": RUN}
+    headers = bearer(ROLLOUT) | {"Idempotency-Key": key}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=patience_s) as client:
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    answer = await client.post("/v1/rollouts", json=body, headers=headers)
+                except httpx.ConnectError:
+                    await asyncio.sleep(0.1)
+                    continue
+                assert answer.status_code == 202, answer.text
+                found: dict[str, str] = answer.json()
+                return found
+
+
 if __name__ == "__main__":
-    redis_url, port_number, *armed = sys.argv[1:]
-    if armed:
-        milestone.observer = kill_at(Milestone(armed[0]), int(armed[1]), lambda: os.kill(os.getpid(), signal.SIGKILL))
+    redis_url, port_number, *moment = sys.argv[1:]
+    armed(Milestone, moment)
     asyncio.run(main(redis_url, int(port_number)))

@@ -1,22 +1,18 @@
 """A harvester in a process of its own, on a real queue, with an engine that gives every sample a token now and then.
 
-python -m tests.faults.lone_harvester REDIS_URL RUN REPLICA [MILESTONE COUNT]    dies at the milestone's COUNTth time
+python -m tests.faults.lone_harvester REDIS_URL RUN REPLICA [MILESTONE COUNT [SIGNAL]]    see `lone.armed`
 """
 
 import asyncio
-import os
 import signal
 import sys
 from contextlib import suppress
 
-from rollout import milestone
 from rollout.redis_queue import RedisQueue
-from services.config import HarvestConfig
 from services.harvester import Harvester
 from services.milestone import Milestone
-from services.seats import Seats
-from tests.harvest_stand import Engine, Fleet, Rewards
-from tests.killing import kill_at
+from tests.faults.lone import armed
+from tests.harvest_stand import Engine, small_harvester
 from tests.queue_records import connected
 
 LEASE_S = 1.2
@@ -27,14 +23,7 @@ async def main(url: str, run: str, replica: str) -> None:
     """Until it is killed or told to stop."""
     async with connected(url) as store:
         engine = Engine()
-        harvester = Harvester(
-            replica=replica,
-            config=HarvestConfig(poll_s=0.005, lease_s=LEASE_S, salvage_tokens=16, retry_s=0.01),
-            seats=Seats(4, pace=10_000),
-            engine=engine,
-            rewards=Rewards(),
-            fleet=Fleet(RedisQueue(store, run)),
-        )
+        harvester = small_harvester(RedisQueue(store, run), replica, engine=engine, lease_s=LEASE_S)
         running = asyncio.create_task(harvester.run())
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
         generating = asyncio.create_task(generate(engine, harvester))
@@ -60,7 +49,6 @@ async def generate(engine: Engine, harvester: Harvester) -> None:
 
 
 if __name__ == "__main__":
-    redis_url, run_name, replica_name, *armed = sys.argv[1:]
-    if armed:
-        milestone.observer = kill_at(Milestone(armed[0]), int(armed[1]), lambda: os.kill(os.getpid(), signal.SIGKILL))
+    redis_url, run_name, replica_name, *moment = sys.argv[1:]
+    armed(Milestone, moment)
     asyncio.run(main(redis_url, run_name, replica_name))

@@ -3,52 +3,30 @@ half done: it goes on elsewhere, and counts once."""
 
 import asyncio
 import signal
-import sys
 import time
-from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
 from deploy.embedded_redis import EmbeddedRedis
-from rollout.books import Books
+from rollout.queue import QueueLimits
 from rollout.redis_books import RedisBooks
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import GroupState, RewardSpec
 from services.milestone import Milestone
+from tests.audited import contradictions
 from tests.fault_rows import FaultRow
+from tests.faults.lone import process, until
+from tests.faults.lone_gateway import ROLLOUTS, RUN, submitted
+from tests.faults.lone_harvester import LEASE_S
 from tests.harvest_stand import request
 from tests.ports import free_port
 from tests.queue_records import connected
-from tests.unit.gateway_kit import ROLLOUT, bearer
 
-ROOT = Path(__file__).parents[2]
 GROUPS = 16
 OF_A_REPLICA = [point for point in Milestone if point is not Milestone.ACCEPTED]
-
-
-@asynccontextmanager
-async def process(module: str, *arguments: object) -> AsyncIterator[Process]:
-    """A child that ends with the block, however."""
-    command = [sys.executable, "-m", f"tests.faults.{module}", *map(str, arguments)]
-    child = await asyncio.create_subprocess_exec(*command, cwd=ROOT)
-    try:
-        yield child
-    finally:
-        if child.returncode is None:
-            child.kill()
-        await child.wait()
-
-
-async def until(done: Callable[[Books], bool], books: RedisBooks) -> Books:
-    async with asyncio.timeout(60):
-        while not done(found := await books.books()):  # noqa: ASYNC110 - another process does it
-            await asyncio.sleep(0.05)
-    return found
 
 
 @pytest.mark.fault("kill -9 of a harvester", "P1")
@@ -76,6 +54,33 @@ async def test_a_harvester_killed_at_a_milestone_loses_no_group(
         await check_stories(store, run, ids)
 
 
+@pytest.mark.fault("a group whose every holder is killed", "P1")
+async def test_a_group_whose_holder_is_killed_each_time_is_dead_after_bounded_leases_and_others_are_delivered(
+    redis_server: EmbeddedRedis, tmp_path: Path, fault: FaultRow
+) -> None:
+    run_dir, most = tmp_path / f"poison-{time.time_ns()}", 2
+    async with connected(redis_server.url) as store:
+        queue, books = RedisQueue(store, run_dir.name, QueueLimits(max_failures=most)), RedisBooks(store, run_dir.name)
+        reward = RewardSpec("length")
+        poison, *others = (await queue.submit([request(n=2, reward=reward) for _ in range(GROUPS)])).group_ids
+        for number in range(most):
+            name = f"victim-{number}"
+            async with process("lone_harvester", redis_server.url, run_dir.name, name, Milestone.LEASED, 1) as victim:
+                assert await asyncio.wait_for(victim.wait(), 60) == -signal.SIGKILL
+            record = await books.record(poison)
+            assert record is not None
+            assert (record.attempt, record.consumer) == (number + 1, name), "the group that expired comes first"
+            await asyncio.sleep(LEASE_S)
+        async with process("lone_harvester", redis_server.url, run_dir.name, "heir"):
+            with fault.recovery():
+                found = await until(lambda found: found.ledger.pending == 0, books)
+        assert found.ended_as(GroupState.DEAD) == [poison]
+        assert set(found.ended_as(GroupState.DELIVERED)) == set(others)
+        (letter,) = await queue.dead_letters()
+        assert (letter.group_id, letter.reason) == (poison, f"lease expired; {most} failures")
+        assert await contradictions(run_dir, store) == []
+
+
 async def check_stories(store: RedisStore, run: str, ids: set[str]) -> None:
     """Every group was delivered once, whole, and with no token of a version that nobody had."""
     books = RedisBooks(store, run)
@@ -92,35 +97,19 @@ async def check_stories(store: RedisStore, run: str, ids: set[str]) -> None:
 async def test_a_client_whose_gateway_was_killed_before_its_answer_asks_again_and_is_accepted_once(
     redis_server: EmbeddedRedis, fault: FaultRow
 ) -> None:
-    body = {"prompts": ["a b", "c d e"], "n": 2, "sampling": {"max_tokens": 8}, "run": "other"}
-    headers = bearer(ROLLOUT) | {"Idempotency-Key": f"mine-{time.time_ns()}"}
+    key = f"mine-{time.time_ns()}"
     async with connected(redis_server.url) as store:
-        before = (await RedisBooks(store, "other").books()).ledger.accepted
+        before = (await RedisBooks(store, RUN).books()).ledger.accepted
         port = free_port()
         async with process("lone_gateway", redis_server.url, port, Milestone.ACCEPTED, 1) as victim:
             with pytest.raises(httpx.TransportError):
-                await submitted(port, body, headers)
+                await submitted(port, key)
             assert await asyncio.wait_for(victim.wait(), 30) == -signal.SIGKILL
         with fault.recovery():
             async with process("lone_gateway", redis_server.url, port):
-                first, second = [await submitted(port, body, headers) for _ in range(2)]
-        books = await RedisBooks(store, "other").books()
+                first, second = [await submitted(port, key) for _ in range(2)]
+        books = await RedisBooks(store, RUN).books()
     assert first["id"] == second["id"]
-    fault.duplicated = books.ledger.accepted - before - 2
+    fault.duplicated = books.ledger.accepted - before - ROLLOUTS
     assert fault.duplicated == 0
     assert books.recount() == books.ledger
-
-
-async def submitted(port: int, body: dict[str, object], headers: dict[str, str]) -> dict[str, str]:
-    """The gateway's answer, once it listens."""
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-        async with asyncio.timeout(60):
-            while True:
-                try:
-                    answer = await client.post("/v1/rollouts", json=body, headers=headers)
-                except httpx.ConnectError:
-                    await asyncio.sleep(0.1)
-                    continue
-                assert answer.status_code == 202, answer.text
-                found: dict[str, str] = answer.json()
-                return found
