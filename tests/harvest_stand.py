@@ -279,16 +279,24 @@ class Stand:
 
 
 def small_harvester(
-    queue: RolloutQueue, replica: str, *, engine: Engine | None = None, rewards: Scorer | None = None, lease_s: float
+    queue: RolloutQueue,
+    replica: str,
+    *,
+    lease_s: float,
+    engine: Engine | None = None,
+    rewards: Scorer | None = None,
+    purposes: Sequence[Purpose] = (Purpose.EVAL, Purpose.COLLECT),
 ) -> Harvester:
     """Of four seats, which asks for work and tries again without delay."""
+    fleet = Fleet(queue)
+    fleet.allowed = purposes
     return Harvester(
         replica=replica,
         config=HarvestConfig(poll_s=0.005, lease_s=lease_s, salvage_tokens=16, retry_s=0.01),
         seats=Seats(4, pace=10_000),
         engine=engine or Engine(),
         rewards=rewards or Rewards(),
-        fleet=Fleet(queue),
+        fleet=fleet,
     )
 
 
