@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
-from rollout.board import CurrentVersion, Invitation, Kept, Pin
+from rollout.board import Board, CurrentVersion, Invitation, Kept, Pin
 from rollout.weights import MANIFEST, AdapterForm, Bucket, Canary, WeightManifest, file_sha256, version_dir
 from services.push_config import PushConfig
 from services.reconcile import Reconciler
@@ -80,17 +80,21 @@ class Stand:
         self,
         tmp: Path,
         engine: Engine | None = None,
+        *,
         turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
         users: Callable[[], Mapping[str, RequestTimes]] = dict,
+        board: Board | None = None,
+        fleet: str = "fleet",
     ) -> None:
+        """On `board` where one is given, and then nothing that `publish` says is heard."""
         self.engine, self.board, self.weights = engine or Engine(), Notices(), tmp / "weights"
         self.given_up: list[str] = []
         self.staging = Staging(tmp / "staging", "host-1-a")
         self.reconciler = Reconciler(
-            fleet="fleet",
+            fleet=fleet,
             replica="replica",
             host="host",
-            board=self.board,  # type: ignore[arg-type]
+            board=board or self.board,  # type: ignore[arg-type]
             swap=WeightSwap(self.engine, watchdog_s=5),
             staging=self.staging,
             config=PushConfig(),

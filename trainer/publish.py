@@ -90,6 +90,7 @@ class Publisher:
         exported, logprobs = (
             await self._policy.call("export", str(directory), self._config.bucket_bytes, self._canary)
         )[0]
+        reached(Milestone.VERSION_EXPORTED)
         manifest = WeightManifest(
             policy=self._policy_name,
             version=version,

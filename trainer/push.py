@@ -16,8 +16,10 @@ import structlog
 
 from rollout.board import AppliedPush, Board, Heartbeat, Invitation, Membership, ReplicaState
 from rollout.errors import Fenced, NightshiftError
+from rollout.milestone import reached
 from rollout.weights import WeightManifest
 from trainer.config import PushConfig
+from trainer.milestone import PushMilestone
 from trainer.worker_group import WorkerGroup
 
 log = structlog.get_logger(__name__)
@@ -142,7 +144,9 @@ class Pusher:
             form_timeout_s=self._config.form_timeout_s,
             deadline_s=self._config.deadline_s,
         )
-        return Invited(live, await self._board.open_epoch(self._fleet, invitation))
+        epoch = await self._board.open_epoch(self._fleet, invitation)
+        reached(PushMilestone.INVITED)
+        return Invited(live, epoch)
 
     async def deliver(self, manifest: WeightManifest, directory: Path, step: int, invited: Invited) -> PushReport:
         """Run the epoch and wait for the verdicts. Raises only Fenced and StoreUnavailable."""
@@ -168,6 +172,7 @@ class Pusher:
             return
         membership = freeze_membership(epoch, acks)
         await self._board.freeze(self._fleet, self._token, membership)
+        reached(PushMilestone.FROZEN)
         files = [str(directory / bucket.file) for bucket in manifest.buckets]
         size = len(membership.ranks) + 1
         try:
@@ -178,6 +183,7 @@ class Pusher:
             report.error = str(error).splitlines()[0]
             log.warning("collective failed, replicas take the artefact", epoch=epoch, error=report.error)
             return
+        reached(PushMilestone.SENT)
         report.form_s, report.send_s = result.form_s, result.send_s
 
     async def _acks(self, epoch: int, live: set[str]) -> dict[str, str]:

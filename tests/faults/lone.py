@@ -46,10 +46,10 @@ async def process(module: str, *arguments: object, log: Path | None = None) -> A
             output.close()
 
 
-async def stopped(child: Process) -> None:
-    """Until it stands still."""
+async def stopped(pid: int) -> None:
+    """Until the process stands still."""
     async with asyncio.timeout(60):
-        while psutil.Process(child.pid).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 - state of another process
+        while psutil.Process(pid).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 - state of another process
             await asyncio.sleep(0.02)
 
 

@@ -39,7 +39,7 @@ async def test_a_harvester_that_stood_still_past_its_leases_writes_nothing_of_gr
         ids = (await queue.submit([request(reward=RewardSpec("length")) for _ in range(GROUPS)])).group_ids
         arguments = (redis_server.url, run, "victim", at, 3, "SIGSTOP")
         async with process("lone_harvester", *arguments, log=log) as victim:
-            await stopped(victim)
+            await stopped(victim.pid)
             held = [gid for gid, group in (await books.books()).open_groups.items() if group.state is GroupState.LEASED]
             assert held, "it stands still with groups in its hands"
             async with process("lone_harvester", redis_server.url, run, "heir"):
@@ -104,7 +104,7 @@ async def test_a_call_that_its_client_gave_up_on_and_sent_to_another_gateway_is_
         async with process("lone_gateway", *arguments) as victim, process("lone_gateway", redis_server.url, ports[1]):
             with pytest.raises(httpx.ReadTimeout):
                 await submitted(ports[0], key, patience_s=1.0)
-            await stopped(victim)
+            await stopped(victim.pid)
             with fault.recovery():
                 answers = [await submitted(ports[1], key)]
             victim.send_signal(signal.SIGCONT)

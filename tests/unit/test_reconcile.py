@@ -54,7 +54,7 @@ async def test_work_goes_on_while_a_version_is_prepared_and_waits_for_its_turn(t
         await given.wait()
         yield
 
-    stand = Stand(tmp_path, engine := Slow(), turn)
+    stand = Stand(tmp_path, engine := Slow(), turn=turn)
     stand.publish(1)
     step = asyncio.create_task(stand.reconciler.step())
     async with asyncio.timeout(5):
