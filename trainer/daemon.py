@@ -220,6 +220,7 @@ async def _claimed(store: RedisStore, config: TrainConfig) -> AsyncIterator[Clai
             raise lost[0] from None
         raise
     finally:
+        body = None  # a claim that turns out to be lost from here on has nothing to end
         renewing.cancel()
         if not lost:
             with suppress(NightshiftError):
