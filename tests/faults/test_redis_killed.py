@@ -13,14 +13,14 @@ import pytest
 import deploy.embedded_redis
 import deploy.redis_wire
 from deploy.embedded_redis import EmbeddedRedis, RedisBinary, newest_redis_server
-from rollout.errors import LeaseLost, StoreUnavailable
+from rollout.errors import StoreUnavailable
 from rollout.queue import QueueLimits
+from rollout.redis_books import RedisBooks
 from rollout.redis_queue import RedisQueue
-from rollout.types import GroupState, Purpose
 from tests.fault_rows import FaultRow
-from tests.queue_records import a_group, a_request, connected
+from tests.faults.queue_load import Work
+from tests.queue_records import a_request, connected
 
-TRAIN = [Purpose.TRAIN]
 ROUNDS = 3
 
 
@@ -50,67 +50,19 @@ async def kill(server: EmbeddedRedis) -> None:
 async def test_nothing_acknowledged_is_lost_and_nothing_is_counted_twice(
     server: EmbeddedRedis, fault: FaultRow
 ) -> None:
-    submitted: list[str] = []
-    completed: set[str] = set()
-    settled: set[str] = set()
-    stopping = asyncio.Event()
-    progress = asyncio.Condition()
-
-    async def tick() -> None:
-        async with progress:
-            progress.notify_all()
-
+    work = Work()
     async with connected(server.url, outage_s=30) as store:
         queue = RedisQueue(store, "killed", QueueLimits(max_failures=100))
         token = await queue.acquire_writer("trainer", ttl_s=600)
-
-        async def produce(name: str) -> None:
-            number = 0
-            while not stopping.is_set():
-                number += 1
-                requests = [a_request(i) for i in range(5)]
-                submitted.extend((await queue.submit(requests, idempotency_key=f"{name}-{number}")).group_ids)
-                await tick()
-
-        async def generate(name: str) -> None:
-            while not stopping.is_set():
-                for lease in await queue.lease(name, count=4, lease_s=60, purposes=TRAIN):
-                    try:
-                        await queue.complete(lease, a_group())
-                    except LeaseLost:
-                        continue
-                    completed.add(lease.group_id)
-
-        async def train() -> None:
-            while not stopping.is_set():
-                ids = [e.group_id for e in await queue.lease_experience(token, count=4)]
-                await queue.settle(token, ids, GroupState.TRAINED)
-                settled.update(ids)
-
-        tasks = [asyncio.create_task(t) for t in (produce("a"), produce("b"), generate("c"), generate("d"), train())]
-        for round_number in range(1, ROUNDS + 1):
-            async with asyncio.timeout(60), progress:
-                await progress.wait_for(lambda n=round_number: len(submitted) > 100 * n)  # type: ignore[misc]
-            known = len(submitted)
-            with fault.recovery():
-                await kill(server)
-                async with asyncio.timeout(60), progress:
-                    await progress.wait_for(lambda n=known: len(submitted) > n)  # type: ignore[misc]
-        stopping.set()
-        await asyncio.gather(*tasks)
-
-        states = {s.group_id: s.state for s in await queue.status(submitted) if s is not None}
-        fault.lost = len(set(submitted) - set(states))
-        fault.duplicated = len(submitted) - len(set(submitted))
-        ledger = await queue.ledger()
-        assert ledger.balance == 0
-        assert await queue.audit() == ledger
-        assert ledger.accepted == len(submitted) == len(set(submitted))
-        assert ledger.trained == len(settled)
-        assert settled <= completed
-        assert set(states) == set(submitted)
-        assert {g for g, state in states.items() if state is GroupState.TRAINED} == settled
-        assert {g for g, state in states.items() if state is GroupState.EXPERIENCE} == completed - settled
+        producers, engines = (work.produce(queue, n) for n in "ab"), (work.generate(queue, n) for n in "cd")
+        async with work.going_on(*producers, *engines, work.train(queue, token)):
+            for number in range(1, ROUNDS + 1):
+                await work.until(lambda n=number: len(work.submitted) > 100 * n)  # type: ignore[misc]
+                known = len(work.submitted)
+                with fault.recovery():
+                    await kill(server)
+                    await work.until(lambda n=known: len(work.submitted) > n)  # type: ignore[misc]
+        work.check(await RedisBooks(store, "killed").books(), fault)
 
 
 @pytest.mark.fault("Redis away for longer than allowed", "P1")
