@@ -1,6 +1,7 @@
 """A small training run for the trainer's tests: prompts on disk, a config, a daemon as a child process."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import psutil
 
@@ -82,6 +84,15 @@ class Daemon:
         children = psutil.Process(self._process.pid).children() if self.alive else []
         return any(name in child.name() for child in children)
 
+    async def answer(self, url: str, timeout_s: float = 240.0) -> str:
+        """What it says over HTTP, once it listens."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                with contextlib.suppress(OSError):
+                    return await asyncio.to_thread(_fetched, url)
+                assert self.alive, self.output
+                await asyncio.sleep(0.05)
+
     @property
     def output(self) -> str:
         return self._log.read_text()
@@ -90,6 +101,11 @@ class Daemon:
         if self.alive:
             self._process.kill()
             self._process.wait()
+
+
+def _fetched(url: str) -> str:
+    with urlopen(url, timeout=10) as answer:
+        return str(answer.read().decode())
 
 
 async def steps_reached(run_dir: Path, step: int, daemon: Daemon, timeout_s: float = 240.0) -> None:

@@ -23,6 +23,7 @@ from rollout.config import RedisConfig
 from rollout.errors import ConfigError
 from rollout.types import Experience, Sample
 from tests.critic_kit import STAGES, Rank, a_critic, a_policy, equal, saved, valued_rows
+from tests.fault_rows import FaultRow
 from tests.queue_records import a_group, a_request, a_segment
 from tests.tiny_models import ARCHITECTURES, Architecture, build_classifier, build_policy, build_tokenizer
 from tests.trainer_kit import ROUNDING, train_config
@@ -234,12 +235,16 @@ async def test_several_epochs_measure_value_and_ratio_from_the_start_of_the_step
     assert sorted(policy.calls) == ["logprobs", "release", "update"]
 
 
+@pytest.mark.fault("a reward that is not finite in the batch of policy and critic", "P9")
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
-async def test_a_reward_that_is_not_finite_moves_neither(model_dir: Path, tmp_path: Path, bad: float) -> None:
+async def test_a_reward_that_is_not_finite_moves_neither(
+    model_dir: Path, tmp_path: Path, bad: float, fault: FaultRow
+) -> None:
     policy, critic = Rank(a_policy(model_dir, advantage="gae")), Rank(a_critic(model_dir))
     before = saved(policy.core, tmp_path / "policy"), saved(critic.core, tmp_path / "critic")
     result = await stepped(ppo(tmp_path, model_dir), policy, critic, bad=bad)
     assert not result.applied
+    fault.fired = True
     assert equal(before[0], saved(policy.core, tmp_path / "policy"))
     assert equal(before[1], saved(critic.core, tmp_path / "critic"))
 

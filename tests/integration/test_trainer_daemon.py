@@ -5,7 +5,6 @@ import contextlib
 import json
 import signal
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from rollout.errors import ConfigError
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
-from tests.audited import contradictions
+from tests.audited import audited, contradictions
 from tests.fault_rows import FaultRow
 from tests.ports import free_port
 from tests.replay_kit import replay_config, write_recording
@@ -24,19 +23,12 @@ from tests.tiny_models import build_policy
 from tests.trainer_kit import Daemon, metrics, steps_reached, train_config, write_prompts
 from trainer import daemon as daemon_module
 from trainer.checkpoint import CheckpointStore, TrainerState
-from trainer.config import TrainConfig
 from trainer.run_lock import run_lock
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_policy(tmp_path_factory.mktemp("policy"), "qwen3_tied")
-
-
-async def audited(store: RedisStore, config: TrainConfig) -> RedisQueue:
-    """Its queue, once the auditor has nothing to say."""
-    assert await contradictions(config.run_dir, store) == []
-    return RedisQueue(store, config.run)
 
 
 async def test_a_run_learns_and_leaves_a_complete_account(
@@ -68,7 +60,7 @@ async def test_a_run_learns_and_leaves_a_complete_account(
     assert len(summary["pushes"]) == 13
     assert max(engine.canary_gaps) < 1e-4
     assert all(not push["missing"] for push in summary["pushes"])
-    queue = await audited(redis_store, config)
+    queue = await audited(config.run_dir, redis_store)
     assert (await queue.ledger()).trained == 96
     assert await RedisBoard(redis_store).attached_run(config.fleet) is None
     engine_gaps = [line["engine_gap"] for line in metrics(config.run_dir) if "engine_gap" in line]
@@ -105,7 +97,7 @@ async def test_evaluations_while_training_goes_on_are_of_one_version_each(
     assert during
     assert all(one["versions"] == [one["step"] + 1] * 2 and one["failed_groups"] == 0 for one in during)
     assert await RedisBoard(redis_store).pinned(config.fleet) is None
-    await audited(redis_store, config)
+    await audited(config.run_dir, redis_store)
 
 
 @pytest.mark.fault("kill -9 of a live trainer", "P2")
@@ -143,7 +135,7 @@ async def test_a_killed_run_resumes_without_reusing_a_version_or_a_group(
     ids = [group for entry in after for group in entry["group_ids"]]
     assert len(ids) == len(set(ids)) == 36
     assert engine.versions_seen == sorted(set(engine.versions_seen))
-    queue = await audited(redis_store, config)
+    queue = await audited(config.run_dir, redis_store)
     assert (await queue.ledger()).trained == 36
     repeated = [line["step"] for line in metrics(config.run_dir)]
     assert repeated.count(5) == 2
@@ -214,7 +206,7 @@ async def test_sigterm_checkpoints_settles_and_exits_zero(
             daemon.end()
     done = metrics(config.run_dir)[-1]["step"]
     assert (config.run_dir / "checkpoints" / f"step-{done:08d}" / "manifest.json").exists()
-    queue = await audited(redis_store, config)
+    queue = await audited(config.run_dir, redis_store)
     assert (await queue.ledger()).trained == done * config.batch_groups
     token = await queue.acquire_writer("someone else", ttl_s=5)
     await queue.release_writer(token)
@@ -349,7 +341,7 @@ async def test_groups_that_are_too_old_are_dropped_as_stale(
             daemon.end()
     assert metrics(config.run_dir)[-1]["step"] == 2
     assert metrics(config.run_dir)[-1]["staleness_max"] == 2
-    await audited(redis_store, config)
+    await audited(config.run_dir, redis_store)
 
 
 async def test_two_ranks_with_a_reference_and_overlapped_evaluation(
@@ -374,10 +366,10 @@ async def test_two_ranks_with_a_reference_and_overlapped_evaluation(
         daemon = Daemon(config, tmp_path)
         try:
             url = f"http://127.0.0.1:{config.health_port}"
-            assert json.loads(await answered(f"{url}/status", daemon))["phase"] == "starting"
+            assert json.loads(await daemon.answer(f"{url}/status"))["phase"] == "starting"
             await steps_reached(config.run_dir, 1, daemon)
-            assert json.loads(await answered(f"{url}/status", daemon))["run"] == "reference"
-            page = await answered(f"{url}/metrics", daemon)
+            assert json.loads(await daemon.answer(f"{url}/status"))["run"] == "reference"
+            page = await daemon.answer(f"{url}/metrics")
             assert all(f"nightshift_trainer_{name} " in page for name in ("step", "step_age_seconds", "skipped_steps"))
             assert await daemon.exit_code() == 0, daemon.output
         finally:
@@ -387,19 +379,4 @@ async def test_two_ranks_with_a_reference_and_overlapped_evaluation(
     assert lines[-1]["reference_kl"] > 0
     labels = [e["label"] for e in json.loads((config.run_dir / "summary.json").read_text())["evaluations"]]
     assert {"start", "step-2", "end"} <= set(labels)
-    await audited(redis_store, config)
-
-
-async def answered(url: str, daemon: Daemon) -> str:
-    """Once the daemon listens."""
-    async with asyncio.timeout(240):
-        while True:
-            with contextlib.suppress(OSError):
-                return await asyncio.to_thread(fetch, url)
-            assert daemon.alive, daemon.output
-            await asyncio.sleep(0.05)
-
-
-def fetch(url: str) -> str:
-    with urlopen(url, timeout=10) as answer:
-        return str(answer.read().decode())
+    await audited(config.run_dir, redis_store)
