@@ -187,6 +187,11 @@ class Segment:
         return min(versions, default=max((s.version for s in self.version_spans), default=0))
 
     @property
+    def length(self) -> int:
+        """Tokens of prompt and response."""
+        return len(self.prompt_ids_P) + len(self.response_ids_T)
+
+    @property
     def largest_id(self) -> int:
         """Of the tokens of prompt and response."""
         return max(int(self.prompt_ids_P.max()), int(self.response_ids_T.max()))

@@ -64,12 +64,22 @@ class Intake:
         )
 
 
-def defect(experience: Experience, *, vocabulary: int | None = None) -> str | None:
-    """Why a group cannot be trained, whatever the policy's weights; None when it can.
+@dataclass(frozen=True, slots=True)
+class PolicyLimits:
+    """What the policy's model can compute at most, as far as its config says; None is not checked."""
 
-    `vocabulary` is the number of token ids that the policy knows; None leaves them unchecked.
-    """
-    return _sampling_defect(experience.request.sampling) or _group_defect(experience.group, vocabulary)
+    vocabulary: int | None = None
+    """Token ids that it knows."""
+    context: int | None = None
+    """Tokens of prompt and response."""
+
+
+_UNKNOWN = PolicyLimits()
+
+
+def defect(experience: Experience, limits: PolicyLimits = _UNKNOWN) -> str | None:
+    """Why a group cannot be trained, whatever the policy's weights; None when it can."""
+    return _sampling_defect(experience.request.sampling) or _group_defect(experience.group, limits)
 
 
 def _sampling_defect(sampling: Sampling) -> str | None:
@@ -82,13 +92,16 @@ def _sampling_defect(sampling: Sampling) -> str | None:
     return None
 
 
-def _group_defect(group: Group, vocabulary: int | None) -> str | None:
+def _group_defect(group: Group, limits: PolicyLimits) -> str | None:
     segments = [segment for sample in group.samples_G for segment in sample.segments]
     if (reason := _reward_defect(group) or _logprob_defect(segments)) is not None:
         return reason
     largest = max((segment.largest_id for segment in segments), default=0)
-    if vocabulary is not None and largest >= vocabulary:
-        return f"token id {largest} is not below {vocabulary}, the vocabulary size of model.path"
+    if limits.vocabulary is not None and largest >= limits.vocabulary:
+        return f"token id {largest} is not below {limits.vocabulary}, the vocabulary size of model.path"
+    longest = max((segment.length for segment in segments), default=0)
+    if limits.context is not None and longest > limits.context:
+        return f"{longest} tokens of prompt and response are more than {limits.context}, the context of model.path"
     if not any(segment.loss_mask_T.any() for segment in segments):
         return "no token may be trained"
     return None
@@ -120,13 +133,13 @@ def add(
     version: int,
     staleness: StalenessConfig,
     max_filtered: int = 0,
-    vocabulary: int | None = None,
+    limits: PolicyLimits = _UNKNOWN,
 ) -> None:
-    """Judge one group and file it under trained, stale, filtered or dead; `vocabulary` is as in `defect`.
+    """Judge one group and file it under trained, stale, filtered or dead.
 
     Filtering stops at `max_filtered` groups. It looks at the verifier's rewards as they are, before any penalty.
     """
-    if (reason := defect(experience, vocabulary=vocabulary)) is not None:
+    if (reason := defect(experience, limits)) is not None:
         intake.dead[experience.group_id] = reason
         return
     verdict = judge(
@@ -161,7 +174,7 @@ async def collect(
     starvation: Starvation,
     stopped: Callable[[], bool],
     max_filtered: int = 0,
-    vocabulary: int | None = None,
+    limits: PolicyLimits = _UNKNOWN,
 ) -> Intake | None:
     """Oldest groups first, until `batch_groups` can be trained; None when `stopped` says so before.
 
@@ -182,7 +195,7 @@ async def collect(
                 version=version,
                 staleness=staleness,
                 max_filtered=max_filtered,
-                vocabulary=vocabulary,
+                limits=limits,
             )
         await settle_dropped(
             queue,
@@ -205,7 +218,7 @@ async def collect(
 
 
 async def recollect(
-    queue: RolloutQueue, token: int, entry: JournalEntry, staleness: StalenessConfig, *, vocabulary: int | None = None
+    queue: RolloutQueue, token: int, entry: JournalEntry, staleness: StalenessConfig, *, limits: PolicyLimits = _UNKNOWN
 ) -> Intake:
     """The groups of a journaled step again, in its order and judged as of its version; none is filtered any more.
 
@@ -227,7 +240,7 @@ async def recollect(
     intake = Intake()
     for group_id in entry.group_ids:
         if group_id in found:
-            add(intake, found[group_id], version=entry.version, staleness=staleness, vocabulary=vocabulary)
+            add(intake, found[group_id], version=entry.version, staleness=staleness, limits=limits)
         else:
             log.warning("journaled group is gone", group=group_id)
     await settle_dropped(queue, token, stale_ids=intake.stale_ids, filtered_ids=(), dead=intake.dead)

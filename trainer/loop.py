@@ -28,7 +28,7 @@ from trainer.errors import TrainingDiverged
 from trainer.evaluations import Evaluations
 from trainer.feeder import Feed
 from trainer.holder import Holder
-from trainer.intake import Intake, collect, recollect, reject
+from trainer.intake import Intake, PolicyLimits, collect, recollect, reject
 from trainer.journal import Journal, JournalEntry
 from trainer.metrics import MetricsLog, batch_metrics, staleness_metrics
 from trainer.milestone import Milestone
@@ -62,8 +62,7 @@ class Parts:
     metrics: MetricsLog
     eval_prompts: Sequence[Prompt]
     holder: Holder
-    vocabulary: int | None
-    """Token ids that the policy knows, where its model says so."""
+    limits: PolicyLimits
 
 
 class TrainingLoop:
@@ -227,9 +226,9 @@ class TrainingLoop:
                 stall_s=config.stall_s,
                 starvation=self._starvation,
                 stopped=self._ends,
-                vocabulary=parts.vocabulary,
+                limits=parts.limits,
             )
-        return await recollect(parts.queue, parts.token, entry, config.staleness, vocabulary=parts.vocabulary)
+        return await recollect(parts.queue, parts.token, entry, config.staleness, limits=parts.limits)
 
     def _version(self) -> int:
         """By which the age of samples is judged.

@@ -112,10 +112,11 @@ def _parts(
     workers: "Workers",
     holder: "Holder",
 ) -> "Parts":
+    from trainer.intake import PolicyLimits
     from trainer.journal import Journal
     from trainer.loop import Parts
     from trainer.metrics import MetricsLog
-    from trainer.models import vocabulary_size
+    from trainer.models import context_length, vocabulary_size
 
     journal, metrics = Journal(config.run_dir / "journal.jsonl"), MetricsLog(config.run_dir)
     stack.callback(journal.close)
@@ -131,7 +132,7 @@ def _parts(
         metrics=metrics,
         eval_prompts=inputs.eval_prompts,
         holder=holder,
-        vocabulary=vocabulary_size(config.model.path),
+        limits=PolicyLimits(vocabulary_size(config.model.path), context_length(config.model.path)),
     )
 
 

@@ -10,7 +10,7 @@ from rollout.board import Heartbeat, ReplicaState
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
-from rollout.types import Purpose
+from rollout.types import Group, Purpose
 from tests.queue_records import a_group
 from tests.reconcile_stand import Stand
 from trainer.config import TrainConfig
@@ -28,6 +28,8 @@ class LightReplica:
         self.reconciler = stand.reconciler
         self.versions: list[int] = []
         """That it had, in their order."""
+        self.odd: list[Group] = []
+        """Handed in before anything else."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -65,7 +67,8 @@ class LightReplica:
             if self.reconciler.fit:
                 leases = await self._queue.lease("replica", count=4, lease_s=30, purposes=[Purpose.TRAIN])
             for lease in leases:
-                await self._queue.complete(lease, a_group(lease.request.n, version=self.reconciler.version))
+                usual = a_group(lease.request.n, version=self.reconciler.version)
+                await self._queue.complete(lease, self.odd.pop() if self.odd else usual)
             if not leases:
                 await asyncio.sleep(_POLL_S)
 

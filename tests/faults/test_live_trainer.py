@@ -5,8 +5,8 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,12 @@ from rollout.books import Books
 from rollout.redis_books import RedisBooks
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
+from rollout.types import Group, Sample
 from tests.audited import contradictions
 from tests.fault_rows import FaultRow
 from tests.faults.light_replica import LightReplica, replicating
 from tests.faults.light_trainer import LightTrainer, light_config
-from tests.queue_records import connected
+from tests.queue_records import a_group, a_segment, connected
 from tests.tiny_models import build_policy
 from trainer.config import TrainConfig
 from trainer.milestone import Milestone, PushMilestone
@@ -28,6 +29,7 @@ from trainer.milestone import Milestone, PushMilestone
 Moment = Milestone | PushMilestone
 STEPS = 6
 ONCE_A_CHECKPOINT = {Milestone.CHECKPOINT_SEALED, Milestone.CHECKPOINT_RENAMED, Milestone.SETTLED}
+OVERSIZED = 600
 FENCED = 3
 """Exit code of a trainer that another has replaced."""
 
@@ -51,7 +53,8 @@ class Run:
         return await RedisBooks(self.store, self.config.run).books()
 
     def journal(self) -> list[str]:
-        return (self.config.run_dir / "journal.jsonl").read_text().splitlines()
+        path = self.config.run_dir / "journal.jsonl"
+        return path.read_text().splitlines() if path.exists() else []
 
     async def trained(self, fault: FaultRow) -> None:
         """By a trainer that starts now, to the last step; and every promise holds."""
@@ -144,6 +147,34 @@ async def test_a_trainer_that_is_told_to_end_commits_what_it_did_and_exits_zero(
     queue = RedisQueue(run.store, run.config.run)
     await queue.release_writer(await queue.acquire_writer("someone else", ttl_s=5))
     await run.trained(fault)
+
+
+def oversized() -> Group:
+    """With a sample longer than the policy's context."""
+    group, long = a_group(4), a_segment(OVERSIZED)
+    long.response_ids_T[:] = 1
+    return replace(group, samples_G=(Sample((long,), "long"), *group.samples_G[1:]))
+
+
+def of_foreign_tokens() -> Group:
+    """That the policy's vocabulary does not have."""
+    group = a_group(4)
+    group.samples_G[0].segments[0].response_ids_T[0] = 2**31 - 1
+    return group
+
+
+@pytest.mark.fault("experience that no policy can compute", "P9")
+@pytest.mark.parametrize(
+    ("odd", "reason"), [(oversized, f"{OVERSIZED + 3} tokens"), (of_foreign_tokens, "token id 2147483647")]
+)
+async def test_a_group_that_would_end_the_trainers_workers_is_dead_and_its_batch_is_filled_up(
+    run: Run, odd: Callable[[], Group], reason: str, fault: FaultRow
+) -> None:
+    run.replica.odd = [odd(), odd()]
+    await run.trained(fault)
+    letters = await RedisQueue(run.store, run.config.run).dead_letters()
+    assert [reason in letter.reason for letter in letters] == [True, True]
+    assert (await run.books()).ledger.dead == 2
 
 
 def checkpoints(config: TrainConfig) -> list[str]:

@@ -11,7 +11,7 @@ from rollout.types import Experience, Purpose
 from tests.queue_records import a_group, a_request
 from trainer.batch import FreshGroup, MicroBatch, Row, make_batch, rows_of
 from trainer.config import StalenessConfig
-from trainer.intake import Intake, add, defect
+from trainer.intake import Intake, PolicyLimits, add, defect
 
 
 def a_row(prompt: int, response: int, tag: int = 0) -> Row:
@@ -134,5 +134,11 @@ def test_a_reward_too_large_to_average_makes_its_group_dead_and_not_the_batch(ba
 
 @pytest.mark.parametrize(("vocabulary", "reason"), [(None, None), (4, None), (3, "token id 3 is not below 3")])
 def test_a_token_beyond_the_vocabulary_makes_a_group_dead(vocabulary: int | None, reason: str | None) -> None:
-    found = defect(Experience("g", a_request(), a_group()), vocabulary=vocabulary)
+    found = defect(Experience("g", a_request(), a_group()), PolicyLimits(vocabulary=vocabulary))
     assert found == (reason and f"{reason}, the vocabulary size of model.path")
+
+
+@pytest.mark.parametrize(("context", "reason"), [(None, None), (7, None), (6, "7 tokens of prompt and response")])
+def test_a_sample_beyond_the_context_makes_its_group_dead(context: int | None, reason: str | None) -> None:
+    found = defect(Experience("g", a_request(), a_group()), PolicyLimits(context=context))
+    assert found == (reason and f"{reason} are more than 6, the context of model.path")
