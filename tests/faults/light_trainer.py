@@ -134,7 +134,7 @@ class LightTrainer:
     def output(self) -> str:
         return self._log.read_text()
 
-    async def exit_code(self, timeout_s: float = 60.0) -> int | None:
+    async def exit_code(self, timeout_s: float = 120.0) -> int | None:
         """None where it still runs then."""
         await asyncio.to_thread(self._process.join, timeout_s)
         return self._process.exitcode

@@ -18,6 +18,7 @@ from rollout.config import RewardEntry, RewardsConfig
 from rollout.errors import ConfigError, RewardError
 from rollout.rewards import RewardInput
 from services.reward_pool import RewardPool
+from tests.fault_rows import FaultRow
 
 USER_MODULE = """
 import os, sys, time
@@ -285,7 +286,10 @@ for job in json.loads(sys.argv[1]):
 """
 
 
-def test_an_entry_that_asks_for_more_memory_than_there_is_to_a_built_in_reward_fails_alone(tmp_path: Path) -> None:
+@pytest.mark.fault("a reward that asks for more memory than there is", "P9")
+def test_an_entry_that_asks_for_more_memory_than_there_is_to_a_built_in_reward_fails_alone(
+    tmp_path: Path, fault: FaultRow
+) -> None:
     (tmp_path / "my_rewards.py").write_text(USER_MODULE)
     sizes = {"num_disks": 10**12, "num_pegs": 3, "start_peg": 1, "target_peg": 3}
     entry = {"question": "q", "answer": "a", "metadata": sizes}
@@ -297,6 +301,7 @@ def test_an_entry_that_asks_for_more_memory_than_there_is_to_a_built_in_reward_f
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True)
     first, second, third = (json.loads(line) for line in done.stdout.splitlines())
     assert first == third == [{"loaded": built_in}, {"error": "MemoryError: "}]
+    fault.fired = True
     assert second == [{"loaded": own}, {"reward": 1.0, "breakdown": {}}], "an operator's function has no such limit"
 
 
