@@ -165,7 +165,9 @@ def of_foreign_tokens() -> Group:
 
 @pytest.mark.fault("experience that no policy can compute", "P9")
 @pytest.mark.parametrize(
-    ("odd", "reason"), [(oversized, f"{OVERSIZED + 3} tokens"), (of_foreign_tokens, "token id 2147483647")]
+    ("odd", "reason"),
+    [(oversized, f"{OVERSIZED + 3} tokens"), (of_foreign_tokens, "token id 2147483647")],
+    ids=["oversized", "foreign tokens"],
 )
 async def test_a_group_that_would_end_the_trainers_workers_is_dead_and_its_batch_is_filled_up(
     run: Run, odd: Callable[[], Group], reason: str, fault: FaultRow
