@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollout.strict_json import parse
@@ -140,6 +140,8 @@ async def read_json(request: Request) -> Any:
     except TimeoutError:
         message = f"body: not complete after {BODY_READ_S:g} s"
         raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None
+    except ClientDisconnect:  # nobody reads the answer, but it is no error of the gateway's either
+        raise ApiError(400, "body: the client left before its end", code="body_incomplete") from None
     if len(body) > _OFF_LOOP_BYTES:
         return await asyncio.to_thread(strict_json, body)
     return strict_json(body)

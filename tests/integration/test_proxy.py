@@ -8,6 +8,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.fleet_processes import proxy_of
 from tests.running_fleet import RunningFleet
 
 pytestmark = pytest.mark.timeout(900)
@@ -24,16 +25,7 @@ def anybody(fleet: RunningFleet) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def proxy(fleet: RunningFleet) -> psutil.Process:
-    (found,) = (process for process in psutil.process_iter() if listens(process, urlsplit(fleet.url).port))
-    return found
-
-
-def listens(process: psutil.Process, port: int | None) -> bool:
-    try:
-        connections = process.net_connections("tcp")
-    except psutil.Error:
-        return False
-    return any(c.laddr and c.laddr.port == port and c.status == psutil.CONN_LISTEN for c in connections)
+    return proxy_of(fleet)
 
 
 def error(answer: httpx.Response, status: int) -> str:

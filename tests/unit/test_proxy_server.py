@@ -8,14 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from ray.serve._private import http_util
-from ray.serve.config import HTTPOptions
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http import auto
 
-from services.proxy_limits import CALLBACK, VARIABLE
-from services.proxy_protocol import BoundedHttp
-from tests.ports import free_port
+from tests.unit.shielded import shielded
 
 LIMITS = {"max_body_bytes": 100_000, "head_s": 30.0, "linger_s": 0.2}
 GET = b"GET /v1/models HTTP/1.1\r\nHost: h\r\n"
@@ -113,22 +108,9 @@ class Server:
 
 @asynccontextmanager
 async def serving(monkeypatch: pytest.MonkeyPatch, **limits: Any) -> AsyncIterator[Server]:
-    """By Serve's own functions, which ask the callback and make socket, middlewares and server."""
-    monkeypatch.setattr(auto, "AutoHTTPProtocol", auto.AutoHTTPProtocol)  # the callback replaces it
-    monkeypatch.setattr(http_util, "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", CALLBACK)
-    monkeypatch.setenv(VARIABLE, json.dumps({**LIMITS, **limits}))
-    port, proxy = free_port(), Proxy()
-    options = http_util.configure_http_middlewares(HTTPOptions(host="127.0.0.1", port=port))
-    assert issubclass(auto.AutoHTTPProtocol, BoundedHttp)
-    task, server = await http_util.start_asgi_http_server(proxy, options, event_loop=asyncio.get_running_loop())
-    async with asyncio.timeout(10):
-        while not server.started:  # noqa: ASYNC110 - uvicorn tells nobody
-            await asyncio.sleep(0.01)
-    try:
+    proxy = Proxy()
+    async with shielded(monkeypatch, proxy, {**LIMITS, **limits}) as port:
         yield Server(port, proxy)
-    finally:
-        server.should_exit = True
-        await task
 
 
 @pytest.fixture
