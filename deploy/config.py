@@ -77,6 +77,9 @@ class NightshiftConfig(BaseSettings):
         options = _fields(self.fleet)
         if (adapter := self.fleet.sharing.user_adapter) is not None:
             options["sharing"] = self.fleet.sharing.model_copy(update={"user_adapter": absolute(adapter)})
+        if (gateway := self.fleet.gateway).auth.file is not None:
+            auth = gateway.auth.model_copy(update={"file": absolute(gateway.auth.file)})
+            options["gateway"] = gateway.model_copy(update={"auth": auth})
         if (lending := self.fleet.lending).production is not None:
             production = lending.production.model_copy(update={"path": absolute(lending.production.path)})
             options["lending"] = lending.model_copy(update={"production": production})

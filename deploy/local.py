@@ -24,7 +24,6 @@ from typing import IO, Any, Self
 import httpx
 import psutil
 import structlog
-from pydantic import SecretStr
 
 from deploy.config import NightshiftConfig, write_private
 from deploy.embedded_redis import EmbeddedRedis
@@ -32,10 +31,10 @@ from deploy.failure import engine_error, last_exception
 from deploy.preflight import check_fleet, check_model, check_models, check_port, check_redis, check_sharing
 from deploy.processes import Guardian, Tree, interrupt_deferred, uninterrupted
 from deploy.ray_directory import RAY, make_ray_directory
-from deploy.tokens import Tokens, gateway_tokens
+from deploy.tokens import Tokens, gateway_tokens, token_file
 from rollout.config import RedisConfig
 from rollout.errors import ConfigError, NightshiftError
-from services.auth import ENVIRONMENT, fleet_args, is_loopback
+from services.auth import fleet_args, is_loopback
 from services.config import AuthConfig, FleetConfig, FleetOptions
 from services.environment import check_environment
 from services.proxy_limits import limits_beside, proxy_environment
@@ -130,7 +129,7 @@ class LocalFleet:
         check_fleet(self.config)
         self._shield()
         self.tokens = gateway_tokens(self.config.gateway, self.state_dir)
-        auth = AuthConfig(**{role: SecretStr(getattr(self.tokens, role)) for role in ENVIRONMENT})
+        auth = AuthConfig(file=token_file(self.state_dir))  # so that Ray is not told any
         self.config = self.config.model_copy(update={"gateway": self.config.gateway.model_copy(update={"auth": auth})})
 
     def _shield(self) -> None:

@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from rollout.errors import ConfigError
 from services.auth import ENVIRONMENT, Doorkeeper, check_exposure, resolve_tokens
 from services.config import AuthConfig, GatewayConfig
+from services.private_file import read_private
 
 _FILE = "tokens.json"
 _CHOSEN = "chosen"
@@ -35,7 +36,7 @@ def token_file(state_dir: Path) -> Path:
 
 
 def gateway_tokens(gateway: GatewayConfig, state_dir: Path) -> Tokens:
-    """Config, then environment, then kept ones. Raises ConfigError on an exposed host where not all were chosen."""
+    """Config, then its file, then environment, then kept ones. Raises ConfigError on an exposed host where not all were chosen."""
     given = resolve_tokens(gateway.auth, os.environ)
     check_exposure(gateway.model_copy(update={"auth": given}))
     content = _read(state_dir)
@@ -46,7 +47,7 @@ def gateway_tokens(gateway: GatewayConfig, state_dir: Path) -> Tokens:
         chosen[role] = (
             secret.get_secret_value() if secret else kept.get(role) or f"ns-{role}-{secrets.token_urlsafe(24)}"
         )
-    Doorkeeper(AuthConfig(**{role: SecretStr(token) for role, token in chosen.items()}))
+    Doorkeeper(AuthConfig().model_copy(update={role: SecretStr(token) for role, token in chosen.items()}))
     _keep(state_dir, {**chosen, _CHOSEN: [role for role in ENVIRONMENT if getattr(given, role)]})
     return Tokens(**chosen)
 
@@ -65,7 +66,8 @@ def client_token(role: str, state_dir: Path) -> str:
 
 
 def read_tokens(state_dir: Path) -> dict[str, str]:
-    """The kept ones by role; empty when none were made yet. Raises ConfigError when the file is damaged."""
+    """The kept ones by role; empty when none were made yet. Raises ConfigError when the file is damaged, or others can
+    read it."""
     return _roles(_read(state_dir))
 
 
@@ -76,7 +78,7 @@ def _roles(content: dict[str, Any]) -> dict[str, str]:
 def _read(state_dir: Path) -> dict[str, Any]:
     path = token_file(state_dir)
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(read_private(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

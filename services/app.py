@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import ray
 from pydantic import ValidationError
 from ray import serve
 from ray.llm._internal.serve.core.configs.openai_api_models import to_model_metadata
@@ -12,6 +13,7 @@ from ray.serve.llm import LLMConfig
 
 import services
 from rollout.errors import ConfigError
+from services.auth import check_hidden
 from services.config import AutoscalingConfig, FleetConfig
 from services.engine_arguments import engine_arguments
 from services.environment import check_environment
@@ -30,6 +32,7 @@ _HEALTH_CHECK_PERIOD_S = 2.0
 
 def build(args: dict[str, Any]) -> serve.Application:
     """What a cluster's Serve calls with the `args` of a file, and with nothing else. Raises ConfigError."""
+    check_hidden(args, _runtime_variables())
     return application(args, exposed=True)  # as far as is known here: Serve listens where the cluster was told to
 
 
@@ -141,6 +144,11 @@ def _python_path() -> str:
     """So that workers find this package also where it is not installed but run from its source tree."""
     root = str(Path(services.__file__).parent.parent)
     return os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+
+
+def _runtime_variables() -> dict[str, str]:
+    """Those that the task which builds has of its runtime_env."""
+    return dict(ray.get_runtime_context().runtime_env.get("env_vars") or {}) if ray.is_initialized() else {}
 
 
 def _without_tokens(args: dict[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 import hashlib
 import hmac
 import ipaddress
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from pydantic import SecretStr
@@ -13,6 +15,7 @@ from pydantic import SecretStr
 from rollout.errors import ConfigError
 from services.api_errors import ApiError
 from services.config import AuthConfig, FleetConfig, GatewayConfig
+from services.private_file import read_private
 from services.token_strength import MIN_CHARS, MIN_DIFFERENT, weakness
 
 ENVIRONMENT = {
@@ -105,9 +108,25 @@ class Doorkeeper:
 
 
 def resolve_tokens(auth: AuthConfig, environ: Mapping[str, str]) -> AuthConfig:
-    """Fill the tokens that the config leaves out from the environment."""
-    found = {field: getattr(auth, field) or _from(environ, name) for field, name in ENVIRONMENT.items()}
-    return AuthConfig(**found)
+    """All that are given: the config's own, then those of its file, then the environment's. Raises ConfigError for a
+    file that cannot be used."""
+    kept = {} if auth.file is None else tokens_of_file(auth.file)
+    given = {role: getattr(auth, role) or kept.get(role) or _from(environ, name) for role, name in ENVIRONMENT.items()}
+    return auth.model_copy(update={**given, "file": None})
+
+
+def tokens_of_file(path: Path) -> dict[str, SecretStr]:
+    """By role. Raises ConfigError where it is not there, others can read it, or it is no table of tokens."""
+    try:
+        content = json.loads(read_private(path))
+    except ConfigError as error:
+        raise ConfigError(f"gateway.auth.file: {error}") from None
+    except (OSError, ValueError) as error:
+        what = error.strerror if isinstance(error, OSError) else "it is not JSON"
+        raise ConfigError(f"gateway.auth.file={path} cannot be read: {what}") from None
+    if not isinstance(content, dict) or not all(isinstance(content.get(role, ""), str) for role in ENVIRONMENT):
+        raise ConfigError(f'gateway.auth.file={path} is no table of tokens, such as {{"user": "...", "admin": "..."}}')
+    return {role: SecretStr(content[role]) for role in ENVIRONMENT if content.get(role)}
 
 
 def deployed_tokens(auth: AuthConfig, environ: Mapping[str, str], *, exposed: bool) -> AuthConfig:
@@ -119,11 +138,33 @@ def deployed_tokens(auth: AuthConfig, environ: Mapping[str, str], *, exposed: bo
         _check_strength(resolved, "a cluster's Serve may be reachable from other machines")
     if not any(getattr(resolved, field) for field in ENVIRONMENT):
         raise ConfigError(
-            "gateway.auth: no token is given, so the gateway would refuse everybody: set "
-            f"{', '.join(ENVIRONMENT.values())} where the application is built (the environment of `ray start`, or "
-            "runtime_env.env_vars of the application)"
+            "gateway.auth: no token is given, so the gateway would refuse everybody: name a file of them in "
+            f"gateway.auth.file, or set {', '.join(ENVIRONMENT.values())} where the application is built (the "
+            "environment of `ray start`)"
         )
     return resolved
+
+
+def carried_tokens(auth: AuthConfig, environ: Mapping[str, str]) -> AuthConfig:
+    """What a gateway elsewhere has to be given: the file by its name, and of `resolve_tokens` only what is not in it.
+    Raises ConfigError for a file that cannot be used."""
+    kept = {} if auth.file is None else tokens_of_file(auth.file)
+    given = resolve_tokens(auth, environ)
+    beside = {role: getattr(given, role) for role in ENVIRONMENT if getattr(given, role) != kept.get(role)}
+    return AuthConfig(file=auth.file).model_copy(update=beside)
+
+
+def check_hidden(args: Mapping[str, Any], env_vars: Mapping[str, str]) -> None:
+    """That no token came on a way that Ray repeats in its logs and its state API: the `args` of an application, or the
+    variables of a runtime_env. Raises ConfigError naming those that did."""
+    auth = (args.get("gateway") or {}).get("auth") or {}
+    shown = [f"gateway.auth.{role} of the application's args" for role in ENVIRONMENT if auth.get(role)]
+    shown += [f"{name} of its runtime_env" for name in ENVIRONMENT.values() if env_vars.get(name)]
+    if shown:
+        raise ConfigError(
+            f"{', '.join(shown)}: Ray writes it into its logs and shows it in its state API. Give other tokens, in a "
+            "file of mode 0600 that gateway.auth.file names, or in the environment of `ray start`"
+        )
 
 
 def check_exposure(gateway: GatewayConfig) -> None:
@@ -157,7 +198,7 @@ def fleet_args(fleet: FleetConfig) -> dict[str, Any]:
     """The config as JSON-able arguments of `services.app`, tokens in clear, which a plain dump would mask."""
     args = fleet.model_dump(mode="json")
     secrets = {field: getattr(fleet.gateway.auth, field) for field in ENVIRONMENT}
-    args["gateway"]["auth"] = {field: s.get_secret_value() if s else None for field, s in secrets.items()}
+    args["gateway"]["auth"] |= {field: s.get_secret_value() if s else None for field, s in secrets.items()}
     return args
 
 

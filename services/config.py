@@ -285,6 +285,9 @@ class AuthConfig(Settings):
     """May do everything, /v1/status and /metrics included. NIGHTSHIFT_ADMIN_TOKEN."""
     metrics: SecretStr | None = None
     """May read /metrics and nothing else. NIGHTSHIFT_METRICS_TOKEN."""
+    file: Path | None = None
+    """JSON, mode 0600, with those of the four that do not stand above: {"user": "...", "admin": "..."}. The gateway
+    reads it itself, so on a cluster it has to be on every node, and nothing of Ray's sees a token."""
 
 
 class GatewayConfig(Settings):

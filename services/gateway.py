@@ -29,8 +29,8 @@ from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.redis_wishes import RedisWishes
 from services.api_errors import ApiError, from_validation
-from services.auth import deployed_tokens
-from services.config import FleetConfig
+from services.auth import carried_tokens, deployed_tokens
+from services.config import AuthConfig, FleetConfig
 from services.engine_faults import told_by_engine
 from services.gateway_app import build_app
 from services.gateway_parts import assemble
@@ -175,11 +175,12 @@ class Gateway(OpenAiIngress):  # type: ignore[misc]
     """One process that answers all HTTP requests of the fleet."""
 
     async def __init__(  # type: ignore[misc]
-        self, fleet: FleetConfig, llm_deployments: dict[str, Any], model_cards: dict[str, Any]
+        self, fleet: FleetConfig, llm_deployments: dict[str, Any], model_cards: dict[str, Any], *, exposed: bool
     ) -> None:
         plain_logs()
         OpenAiIngress.__init__(self, llm_deployments, model_cards)
-        self._fleet = fleet
+        auth = deployed_tokens(fleet.gateway.auth, {}, exposed=exposed)  # of a file none came with `fleet`
+        self._fleet = fleet = _with(fleet, auth)
         self._store = await RedisStore.connect(_impatient(fleet.redis), role="gateway")
         self._durability = self._store.durability()
         self._board = RedisBoard(self._store)
@@ -233,19 +234,19 @@ def deployment(
 ) -> Application:
     """The bound ingress, one replica of it, whose process gets `environment` too.
 
-    Tokens the config leaves out are taken from this process's environment: under `serve deploy` that of a task on the
-    cluster. Raises ConfigError when there is no token or one cannot be used, or can be guessed and the door is
-    `exposed`, or when Redis has no address.
+    Tokens that neither the config nor its file has are taken from this process's environment: under `serve deploy` that
+    of a task on the cluster. Those of the file stay there, for the gateway to read. Raises ConfigError when there is no
+    token or one cannot be used, or can be guessed and the door is `exposed`, or when Redis has no address.
     """
-    fleet = _resolved(fleet, exposed=exposed)
+    deployed_tokens(fleet.gateway.auth, os.environ, exposed=exposed)
+    fleet = _with(fleet, carried_tokens(fleet.gateway.auth, os.environ))
     most = fleet.gateway.limits.places + _MOST_SHORT
     actor = {"num_cpus": 0, "runtime_env": {"env_vars": dict(environment or {})}}
     ingress = serve.deployment(
         serve.ingress()(Gateway), name="Gateway", num_replicas=1, max_ongoing_requests=most, ray_actor_options=actor
     )
-    return ingress.bind(fleet, llm_deployments, model_cards)
+    return ingress.bind(fleet, llm_deployments, model_cards, exposed=exposed)
 
 
-def _resolved(fleet: FleetConfig, *, exposed: bool) -> FleetConfig:
-    auth = deployed_tokens(fleet.gateway.auth, os.environ, exposed=exposed)
+def _with(fleet: FleetConfig, auth: AuthConfig) -> FleetConfig:
     return fleet.model_copy(update={"gateway": fleet.gateway.model_copy(update={"auth": auth})})

@@ -102,7 +102,7 @@ def test_tokens_come_from_the_environment_where_the_config_has_none() -> None:
 
 @pytest.mark.parametrize("exposed", [True, False])
 def test_a_deployment_without_any_token_is_refused_with_the_remedy(*, exposed: bool) -> None:
-    with pytest.raises(ConfigError, match=r"NIGHTSHIFT_USER_TOKEN.*ray start.*runtime_env"):
+    with pytest.raises(ConfigError, match=r"gateway\.auth\.file.*NIGHTSHIFT_USER_TOKEN.*ray start"):
         deployed_tokens(AuthConfig(), {"NIGHTSHIFT_USER_TOKEN": ""}, exposed=exposed)
 
 

@@ -45,6 +45,7 @@ def test_a_role_that_is_new_gets_a_token_beside_those_that_are_kept(tmp_path: Pa
 
 
 def test_a_damaged_token_file_is_reported_not_replaced(tmp_path: Path) -> None:
+    token_file(tmp_path).touch(mode=0o600)
     token_file(tmp_path).write_text("{")
     with pytest.raises(ConfigError, match="delete it"):
         gateway_tokens(GatewayConfig(), tmp_path)
