@@ -36,7 +36,8 @@ def token_file(state_dir: Path) -> Path:
 
 
 def gateway_tokens(gateway: GatewayConfig, state_dir: Path) -> Tokens:
-    """Config, then its file, then environment, then kept ones. Raises ConfigError on an exposed host where not all were chosen."""
+    """Config, then its file, then environment, then kept ones. Raises ConfigError for a file that cannot be used, and
+    on an exposed host where not all were chosen."""
     given = resolve_tokens(gateway.auth, os.environ)
     check_exposure(gateway.model_copy(update={"auth": given}))
     content = _read(state_dir)

@@ -6,6 +6,8 @@ from typing import Any
 
 import psutil
 
+from trainer.ray_token import check_authentication, keep_token_private
+
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Environment of a process whose Ray listens on 127.0.0.1, or that joins one that does. Ray takes `_node_ip_address` of
 127.0.0.1 for a mistake and listens on every address instead; where it believes that there can be no second node, as
@@ -24,9 +26,12 @@ def keep_to_loopback() -> None:
 
 def start_local_ray(**arguments: Any) -> None:
     """`ray.init` of a cluster of this process's own, which no other machine reaches; tried again where the machine is
-    slow. Raises what Ray raises, after which nothing of it is left running."""
+    slow. Raises ConfigError where Ray would take whoever comes, and what Ray raises, after which nothing of it is left
+    running."""
     import ray
 
+    check_authentication(os.environ)
+    keep_token_private(os.environ)
     keep_to_loopback()
     for tries_left in reversed(range(_TRIES)):
         others = set(psutil.Process().children(recursive=True))

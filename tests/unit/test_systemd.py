@@ -39,3 +39,8 @@ def test_a_wrong_configuration_is_not_started_again_and_a_crash_is(path: Path) -
     assert final == ({cli.USAGE, cli.STUCK} if path.stem == "nightshift-train" else {cli.USAGE})
     assert service["Restart"] == "on-failure"
     assert service["KillMode"] == "mixed"
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_what_they_write_is_for_nobody_else(path: Path) -> None:
+    assert unit(path)["Service"]["UMask"] == "0077"
