@@ -1,11 +1,12 @@
 """Settings that both sides need: where Redis is, which model, which rewards exist."""
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 EnvironmentName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$")]
@@ -24,7 +25,11 @@ class RedisConfig(Settings):
     """The server that keeps the queue."""
 
     url: str | None = None
-    """redis://, rediss:// or unix:// address; also read from REDIS_URL. None starts (or joins) the embedded server."""
+    """redis://, rediss:// or unix:// address; also read from REDIS_URL. None starts (or joins) the embedded server. On
+    another machine the server has to ask for a password or a client's certificate: see `no_password`."""
+    no_password: bool = False
+    """Use a server on another machine although it asks for neither. Whoever reaches it changes every queue and names
+    the weights that engines load, so it is for networks that nobody else is in."""
     namespace: Name = "nightshift"
     """First part of every key."""
     dir: Path = Path("runs/.redis")
@@ -42,6 +47,16 @@ class RedisConfig(Settings):
                 f"{redacted(url)!r} {problem}; expected redis://HOST:PORT[/DB], rediss://HOST:PORT[/DB] or unix:///PATH"
             )
         return url
+
+    @model_validator(mode="after")
+    def _asks_who_comes(self) -> "RedisConfig":
+        if self.url is not None and not self.no_password and _takes_anybody(self.url):
+            raise ValueError(
+                f"redis.url={redacted(self.url)} has no password and is not on this machine, so whoever reaches it may "
+                "change every queue: give redis://:PASSWORD@HOST:PORT, rediss:// with ssl_certfile, or a unix socket, "
+                "or set redis.no_password=true for a network that nobody else is in"
+            )
+        return self
 
     @property
     def redacted_url(self) -> str:
@@ -80,6 +95,26 @@ def _url_problem(url: str) -> str | None:
         return "has port 0"
     # the client takes any other path for database 0
     return None if re.fullmatch(r"(/[0-9]*)?/?", parts.path) else "has a path that is no database number"
+
+
+def _takes_anybody(url: str) -> bool:
+    """Whether it is reached from other machines and the client shows neither password nor certificate.
+
+    >>> _takes_anybody("redis://10.0.0.3:6380"), _takes_anybody("redis://:pass@10.0.0.3"), _takes_anybody("redis://[::1]")
+    (True, False, False)
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "unix" or parts.password or _is_this_machine(parts.hostname or ""):
+        return False
+    given = parse_qs(parts.query)
+    return not ("password" in given or (parts.scheme == "rediss" and "ssl_certfile" in given))
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class ModelConfig(Settings):

@@ -53,7 +53,7 @@ async def use(store: RedisStore) -> None:
     ("url", "cause"),
     [
         ("redis://127.0.0.1:1", "Connection refused"),
-        ("redis://nohost.invalid:6379", "[Nn]ame"),
+        ("redis://:p@nohost.invalid:6379", "[Nn]ame"),
         ("unix:///nowhere/s", "No such file or directory"),
     ],
 )

@@ -15,10 +15,10 @@ def test_flags_win_over_the_environment_and_that_over_files(toml: Path, monkeypa
     toml.write_text(toml.read_text().replace("[train]\n", "[train]\nsteps = 3\nseed = 3\nbatch_groups = 3\n"))
     monkeypatch.setenv("NIGHTSHIFT_TRAIN__STEPS", "4")
     monkeypatch.setenv("NIGHTSHIFT_TRAIN__SEED", "4")
-    monkeypatch.setenv("REDIS_URL", "redis://example.invalid:1")
+    monkeypatch.setenv("REDIS_URL", "redis://:p@example.invalid:1")
     train = load([toml], ["--train.steps", "5"]).train_config()
     assert (train.steps, train.seed, train.batch_groups) == (5, 4, 3)
-    assert train.redis.url == "redis://example.invalid:1"
+    assert train.redis.url == "redis://:p@example.invalid:1"
 
 
 def test_every_number_may_come_as_a_flag(toml: Path) -> None:

@@ -123,13 +123,13 @@ def test_the_password_of_redis_is_on_no_command_line(tmp_path: Path, monkeypatch
 def test_the_address_from_the_environment_joins_what_the_file_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NIGHTSHIFT_REDIS__URL", "redis://h:1")
-    monkeypatch.setenv("REDIS_URL", "redis://h:2")
+    monkeypatch.setenv("NIGHTSHIFT_REDIS__URL", "redis://:p@h:1")
+    monkeypatch.setenv("REDIS_URL", "redis://:p@h:2")
     (tmp_path / "demo").mkdir()
     models, prompts = Models(tmp_path), (tmp_path, tmp_path)
     _, files = demo_config(tmp_path / "demo", models=models, prompts=prompts, steps=1, flags=[])
     redis = load(files).redis
-    assert (redis.url, redis.dir) == ("redis://h:1", tmp_path / "demo" / ".redis")
+    assert (redis.url, redis.dir) == ("redis://:p@h:1", tmp_path / "demo" / ".redis")
 
 
 def test_a_kept_command_line_shows_no_secret() -> None:
