@@ -240,6 +240,10 @@ class LimitsConfig(Settings):
     max_prompt_chars: int | None = Field(default=None, ge=1)
     """Characters of one prompt, messages and tools included; more are refused before they are tokenised. By default 16
     for each token of `engine.max_model_len`."""
+    max_grammar_chars: int = Field(default=16_384, ge=256)
+    """Of a `response_format` or of one tool, as JSON: engines compile a grammar of it."""
+    max_grammar_depth: int = Field(default=32, ge=4, le=64)
+    """Of objects and arrays in one another, in the same."""
     max_metadata_bytes: int = Field(default=16_384, ge=0)
     max_depth: int = Field(default=65_536, ge=1)
     """Groups of a run that are not at their end."""

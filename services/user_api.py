@@ -13,6 +13,7 @@ from rollout.messages import joined_text
 from services.api_errors import ApiError, from_validation, over_limit, shown
 from services.auth import Grant
 from services.gateway_parts import GatewayParts
+from services.grammar_size import check_grammar
 from services.limits import read_json
 from services.metrics import LEFT
 from services.openapi import ERRORS, Answers, body_of, needs
@@ -118,9 +119,13 @@ class UserApi:
             raise over_limit(400, "n", body.n, self._limits.max_n, _MAX_N)
         if asked is not None and asked > self._limits.max_tokens:
             raise over_limit(400, field, asked, self._limits.max_tokens, "gateway.limits.max_tokens")
+        if body.response_format is not None:
+            check_grammar("response_format", body.response_format, self._limits)
 
     def _check_tools(self, body: ChatBody) -> None:
         """Without a parser the engine takes tools only to refuse them, by the names of flags that are not ours."""
+        for index, tool in enumerate(body.tools or ()):
+            check_grammar(f"tools.{index}", tool, self._limits)
         if not body.tools or body.tool_choice == "none":
             return
         extra = self._parts.fleet.engine.extra

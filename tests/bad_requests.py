@@ -169,6 +169,8 @@ def _huge_field(random: Random, target: Target) -> BadRequest:
         ("/v1/completions", "_" * size, 1),
         ("/v1/chat/completions", "messages", [{"role": "user", "content": "x" * size}]),
         ("/v1/chat/completions", "tools", [{}] * (size // 4)),
+        ("/v1/completions", "response_format", {"type": "json_schema", "json_schema": {"enum": ["a"] * (size // 5)}}),
+        ("/v1/chat/completions", "response_format", {"type": "structural_tag", "format": "x" * size}),
         ("/v1/rollouts", "prompts", ["a"] * (size // 5)),
         ("/v1/rollouts", "metadata", {"a": "x" * size}),
         ("/v1/rollouts", "reward", {"name": "exact_match", "params": {"a": [0] * (size // 3)}}),
