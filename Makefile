@@ -8,7 +8,7 @@ DEMO_ARGS ?=
 RECIPE ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup demo demo-ppo test test-fleet test-own-fleets test-trainer e2e-demo e2e-train unit check check-types units-1 units-2 bench-coserve bench-lend bench-loop bench-push bench-simulate bench-staleness bench-trainer faults gpu-check lock clean
+.PHONY: help setup audit demo demo-ppo test test-fleet test-own-fleets test-trainer e2e-demo e2e-train unit check check-types units-1 units-2 bench-coserve bench-lend bench-loop bench-push bench-simulate bench-staleness bench-trainer faults gpu-check lock clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -90,6 +90,9 @@ GPU_PYTHON ?= $(if $(wildcard $(PY)),$(PY),python3)
 gpu-check: ## the same on CUDA with a 1.4 B bfloat16 policy, and packing against padding; GPU_PYTHON=/path/to/python
 	@PYTHONPATH=$(CURDIR) $(GPU_PYTHON) tests/bench/bench_trainer.py --device cuda --dtype bfloat16 --size 1.5b --groups 24 \
 		--micro-batch-tokens 8192 --check-packing $(BENCH_ARGS)
+
+audit: setup ## look the locked versions up in PyPI's advisories, with pip-audit; says "not checked" where it cannot
+	@deploy/advisories.sh
 
 lock: setup ## resolve pyproject.toml into requirements/ again; LOCK_ARGS="--upgrade"
 	@deploy/lock.sh $(LOCK_ARGS)
