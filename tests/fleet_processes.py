@@ -23,6 +23,12 @@ def gateway_of(fleet: RunningFleet) -> psutil.Process:
     return found
 
 
+def kept_bytes(process: psutil.Process) -> int:
+    """Resident and its own. What it maps of Ray's object store, which bounds itself, and of files is not."""
+    memory = process.memory_info()
+    return memory.rss - getattr(memory, "shared", 0)
+
+
 def listens(process: psutil.Process, port: int | None) -> bool:
     try:
         connections = process.net_connections("tcp")
