@@ -2,18 +2,16 @@
 
 from dataclasses import dataclass
 
-import psutil
-
 from deploy.embedded_redis import EmbeddedRedis
 from rollout.board import Board, Heartbeat, ReplicaState
 from rollout.errors import StoreUnavailable
+from tests.fleet_processes import engine_cores, gateways
 from tests.processes import is_running
 from tests.running_fleet import RunningFleet
 from tests.soak.plan import Role
 from tests.soak.supervisor import Supervisor
 
 _AT_WORK = frozenset({ReplicaState.HEALTHY, ReplicaState.STALE, ReplicaState.SUSPECT})
-_CORE = "EngineCore"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class Victims:
             case Role.TRAINER:
                 return [] if self._trainer.pid is None else [Victim(f"trainer {self._trainer.pid}", self._trainer.pid)]
             case Role.GATEWAY:
-                return gateways(self._fleet)
+                return [Victim(f"gateway {pid}", pid) for pid in gateways(self._fleet)]
             case Role.REPLICA:
                 return [Victim(beat.replica, beat.pid) for beat in await self._beats()]
             case Role.ENGINE:
@@ -58,29 +56,3 @@ class Victims:
             return []
         alive = [beat for beat in beats if beat.state in _AT_WORK and is_running(beat.pid)]
         return sorted(alive, key=lambda beat: beat.started_at)
-
-
-def engine_cores(replica: int) -> list[int]:
-    """Processes of vLLM's core below a replica's, by its pid."""
-    return [process.pid for process in _below(replica) if _CORE in _title(process)]
-
-
-def gateways(fleet: RunningFleet) -> list[Victim]:
-    """Serve's replicas of the ingress, below `nightshift serve`."""
-    title = f"ServeReplica:{fleet.config.fleet}:Gateway"
-    found = sorted(process.pid for process in _below(fleet.pid) if title in _title(process))
-    return [Victim(f"gateway {pid}", pid) for pid in found]
-
-
-def _below(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join([process.name(), *process.cmdline()])
-    except psutil.Error:
-        return ""

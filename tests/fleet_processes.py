@@ -1,0 +1,57 @@
+"""Processes of a running fleet, by what they are."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import psutil
+
+from tests.running_fleet import RunningFleet
+
+GATEWAY = "ServeReplica:{fleet}:Gateway"
+CONTROLLER = "ServeController"
+_CORE = "EngineCore"
+
+
+def engine_cores(replica: int) -> list[int]:
+    """Of vLLM, below a replica's process."""
+    return _below(replica, _CORE)
+
+
+def gateways(fleet: RunningFleet) -> list[int]:
+    """Serve's replicas of the ingress."""
+    return _below(fleet.pid, GATEWAY.format(fleet=fleet.config.fleet))
+
+
+def controllers(fleet: RunningFleet) -> list[int]:
+    """Serve's own, one of a fleet."""
+    return _below(fleet.pid, CONTROLLER)
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process stands still; raises AssertionError where it does not."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def _below(pid: int, title: str) -> list[int]:
+    try:
+        processes = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return sorted(process.pid for process in processes if title in _title(process))
+
+
+def _title(process: psutil.Process) -> str:
+    """Empty of a process that has ended."""
+    try:
+        return "" if process.status() == psutil.STATUS_ZOMBIE else " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
