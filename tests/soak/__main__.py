@@ -11,6 +11,7 @@ work/. Exits with 1 where something that has to hold does not.
 import argparse
 import asyncio
 import logging
+import os
 import secrets
 import shutil
 import signal
@@ -73,5 +74,6 @@ def _interrupt(_signal: int, _frame: object) -> None:
 
 
 if __name__ == "__main__":
+    os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     logging.getLogger("httpx").setLevel(logging.WARNING)
     sys.exit(main())

@@ -78,8 +78,8 @@ def _recovery(axis: Any, report: Mapping[str, Any]) -> None:
     rows = [role.value for role in Role]
     for fault in report["faults"]:
         if fault["recovery_s"] is not None:
-            place = fault["recovery_s"], rows.index(fault["role"])
+            place = max(fault["recovery_s"], 0.01), rows.index(fault["role"])
             axis.plot(*place, _KINDS[fault["kind"]], color=_COLOURS[fault["role"]], markersize=8)
     axis.set_yticks(range(len(rows)), rows)
-    axis.set(xlabel="seconds until the role got on (x killed, square stopped, bar cut off)", xlim=(0, None))
+    axis.set(xlabel="seconds until the role got on (x killed, square stopped, bar cut off)", xscale="log")
     axis.set_ylim(-0.5, len(rows) - 0.5)

@@ -39,7 +39,8 @@ def build_report(plan: Plan, told: Told, audit: Audit, *, fleet_code: int) -> di
         "definitions": DEFINITIONS,
         "steps": steps,
         "shares": {"calm": shares(told.lines, told.calm), "faults": shares(told.lines, told.faults)},
-        "recovery_s": recoveries(faults),
+        "recovery_s": by_role(faults, "recovery_s"),
+        "restored_s": by_role(faults, "restored_s"),
         "faults": faults,
         "users": _users(told),
         "collected": {
@@ -55,12 +56,12 @@ def build_report(plan: Plan, told: Told, audit: Audit, *, fleet_code: int) -> di
     return {**report, "verdicts": rows(verdicts(report))}
 
 
-def recoveries(faults: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float | int]]:
-    """By role, of the faults that it came back from."""
+def by_role(faults: Iterable[Mapping[str, Any]], name: str) -> dict[str, dict[str, float | int]]:
+    """Of the faults that have this figure, in seconds."""
     found: dict[str, list[float]] = {}
     for fault in faults:
-        if fault["recovery_s"] is not None:
-            found.setdefault(fault["role"], []).append(fault["recovery_s"])
+        if fault[name] is not None:
+            found.setdefault(fault["role"], []).append(fault[name])
     return {
         role.value: {"faults": len(took), "median": median(took), "longest": max(took)}
         for role in Role
@@ -92,12 +93,18 @@ def table(report: Mapping[str, Any]) -> str:
         "trainer's time, with faults (without): "
         + ", ".join(f"{name} {100 * share:.0f} % ({100 * calm[name]:.0f} %)" for name, share in faults.items()),
         "",
-        "| role | faults | recovery, median s | longest s |",
-        "| --- | --- | --- | --- |",
+        "| role | faults | recovery, median s | longest s | killed | restored, median s | longest s |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for role, took in report["recovery_s"].items():
-        lines.append(f"| {role} | {took['faults']} | {took['median']:.1f} | {took['longest']:.1f} |")
+        whole = report["restored_s"].get(role)
+        restored = "- | - | -" if whole is None else _cells(whole)
+        lines.append(f"| {role} | {_cells(took)} | {restored} |")
     return "\n".join([*lines, "", *report["audit"]["lines"]])
+
+
+def _cells(took: Mapping[str, float | int]) -> str:
+    return f"{took['faults']} | {took['median']:.1f} | {took['longest']:.1f}"
 
 
 def _fault(blow: Blow, told: Told) -> dict[str, Any]:

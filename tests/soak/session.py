@@ -27,7 +27,7 @@ from tests.soak.supervisor import Supervisor, train_command
 from tests.soak.victims import Victims
 from tests.soak.watch import Watch, user_marks
 
-_WARM_STEPS = 2 * CHECKPOINT_EVERY
+_WARM_STEPS = 10 * CHECKPOINT_EVERY
 _WARM_S = 300.0
 _IMPATIENT_S = 1.0
 """That a look waits for a server that is away."""

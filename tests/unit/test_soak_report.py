@@ -75,8 +75,11 @@ def test_a_soak_that_holds_reports_steps_of_both_times_and_every_fault() -> None
         None,
     )
     assert report["recovery_s"]["engine"] == {"faults": 1, "median": 62.0, "longest": 62.0}
+    assert report["restored_s"] == {"engine": {"faults": 1, "median": 70.0, "longest": 70.0}}
     assert report["users"] == {"answered": 1, "failed": 1}
     assert "0.50 of an undisturbed run's" in table(report)
+    assert "| engine | 1 | 62.0 | 62.0 | 1 | 70.0 | 70.0 |" in table(report)
+    assert "| trainer | 1 | 1.0 | 1.0 | - | - | - |" in table(report)
 
 
 def test_too_few_steps_miss_their_bar() -> None:
