@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -12,6 +13,7 @@ from tests.running_fleet import RunningFleet
 GATEWAY = "ServeReplica:{fleet}:Gateway"
 CONTROLLER = "ServeController"
 _CORE = "EngineCore"
+_STOPPED_S = 5.0
 
 
 def engine_cores(replica: int) -> list[int]:
@@ -34,11 +36,19 @@ def stopped(pid: int) -> Iterator[None]:
     """The process stands still; raises AssertionError where it does not."""
     os.kill(pid, signal.SIGSTOP)
     try:
-        assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        _until_stopped(psutil.Process(pid))
         yield
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+
+def _until_stopped(process: psutil.Process) -> None:
+    """All its threads have to come to where a signal is taken."""
+    deadline = time.monotonic() + _STOPPED_S
+    while process.status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < deadline, f"{process} is {process.status()} {_STOPPED_S:g} s after SIGSTOP"
+        time.sleep(0.01)
 
 
 def _below(pid: int, title: str) -> list[int]:

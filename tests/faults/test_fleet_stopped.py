@@ -32,7 +32,7 @@ _HEALTH = """
 suspect_s = 4
 dead_s = 15
 """
-_GROUPS, _SAMPLES, _TOKENS = 400, 4, 64
+_GROUPS, _SAMPLES, _TOKENS = 120, 4, 64
 _REAPED_S = 60.0
 
 

@@ -24,7 +24,7 @@ from tests.running_fleet import START_S, RunningFleet
 
 pytestmark = pytest.mark.timeout(900)
 
-_GROUPS, _SAMPLES, _TOKENS = 400, 4, 64
+_GROUPS, _SAMPLES, _TOKENS = 120, 4, 64
 _SUSPECT_S = 60.0
 _BEYOND_S = 1.0
 
