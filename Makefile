@@ -30,7 +30,8 @@ test: setup ## every tier: unit; integration and faults with one fleet; end to e
 TRAINER_TESTS := $(wildcard $(addprefix tests/integration/test_,trainer_*.py replay.py record.py exact_resume.py critic.py lora.py \
 	packed_policy.py reward_model.py role_groups.py zero_stages.py bench_staleness.py))
 
-OWN_FLEETS := $(addprefix tests/faults/test_,adapter_replica_killed.py killed_in_a_push.py lend_fleet.py fleet_stopped.py replica_stopped.py)
+OWN_FLEETS := $(addprefix tests/faults/test_,adapter_replica_killed.py fleet_stopped.py killed_in_a_push.py \
+	lend_fleet.py replica_stopped.py)
 
 test-fleet: # the queue, the gateway, what else shares one fleet, and faults
 	@$(PY) -m pytest tests/integration tests/faults $(addprefix --ignore=,$(TRAINER_TESTS) $(OWN_FLEETS)) --durations 10 $(PYTEST_ARGS)
