@@ -13,7 +13,7 @@ from tests.running_fleet import RunningFleet
 GATEWAY = "ServeReplica:{fleet}:Gateway"
 CONTROLLER = "ServeController"
 _CORE = "EngineCore"
-_STOPPED_S = 5.0
+_STOPPED_S = 30.0
 
 
 def engine_cores(replica: int) -> list[int]:
