@@ -8,7 +8,7 @@ DEMO_ARGS ?=
 RECIPE ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup audit demo demo-ppo test test-fleet test-own-fleets test-trainer e2e-demo e2e-train unit check check-types units-1 units-2 bench-coserve bench-lend bench-loop bench-push bench-simulate bench-staleness bench-trainer faults gpu-check lock clean
+.PHONY: help setup audit demo demo-ppo test test-fleet test-own-fleets test-trainer e2e-demo e2e-train unit check check-types units-1 units-2 bench-coserve bench-lend bench-loop bench-push bench-simulate bench-staleness bench-trainer faults soak gpu-check lock clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -30,7 +30,8 @@ test: setup ## every tier: unit; integration and faults with one fleet; end to e
 TRAINER_TESTS := $(wildcard $(addprefix tests/integration/test_,trainer_*.py replay.py record.py exact_resume.py critic.py lora.py \
 	packed_policy.py reward_model.py role_groups.py zero_stages.py bench_staleness.py))
 
-OWN_FLEETS := $(addprefix tests/faults/test_,adapter_replica_killed.py killed_in_a_push.py lend_fleet.py replica_stopped.py)
+OWN_FLEETS := $(addprefix tests/faults/test_,adapter_replica_killed.py fleet_stopped.py killed_in_a_push.py \
+	lend_fleet.py replica_stopped.py)
 
 test-fleet: # the queue, the gateway, what else shares one fleet, and faults
 	@$(PY) -m pytest tests/integration tests/faults $(addprefix --ignore=,$(TRAINER_TESTS) $(OWN_FLEETS)) --durations 10 $(PYTEST_ARGS)
@@ -46,6 +47,9 @@ e2e-demo e2e-train: # each starts its own fleet
 
 faults: setup ## the fault matrix: every fault, what it cost and how long the way back took, into runs/faults/report.json
 	@$(PY) -m pytest tests -m fault --faults-report runs/faults/report.json $(PYTEST_ARGS)
+
+soak: setup ## ten minutes of random faults on a whole Nightshift, into runs/soak/report.json and soak.png; SEED=7, MINUTES=10, EVERY_S=30
+	@$(PY) -m tests.soak $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(EVERY_S),--every-s $(EVERY_S))
 
 unit: setup ## the unit tier alone
 	@$(PY) -m pytest tests/unit $(PYTEST_ARGS)
@@ -99,6 +103,6 @@ lock: setup ## resolve pyproject.toml into requirements/ again; LOCK_ARGS="--upg
 
 DEMO_RUNS := runs/demo runs/demo-ppo $(patsubst deploy/recipes/%.toml,runs/demo-%,$(wildcard deploy/recipes/*.toml))
 
-clean: ## remove .venv, caches and the demo's and benches' results; runs of your own stay
-	@rm -rf .venv .venv.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info $(DEMO_RUNS) runs/bench runs/.cache
+clean: ## remove .venv, caches and results of the demo, benches and faults; runs of your own stay
+	@rm -rf .venv .venv.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info $(DEMO_RUNS) runs/bench runs/faults runs/soak runs/.cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

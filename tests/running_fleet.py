@@ -122,8 +122,16 @@ def run_fleet(
 @contextmanager
 def run_configured(directory: Path, toml: Path) -> Iterator[RunningFleet]:
     """The fleet of a configuration; see `run_fleet`."""
-    log = directory / "serve.log"
-    with log.open("wb") as output:
+    with start_configured(directory, toml) as (fleet, process):
+        yield fleet
+        assert process.poll() is None, f"the fleet ended by itself: {serve_log(directory).read_text()[-2000:]}"
+
+
+@contextmanager
+def start_configured(directory: Path, toml: Path) -> Iterator[tuple[RunningFleet, "subprocess.Popen[bytes]"]]:
+    """The same for those who end it themselves, or want to know how it ended."""
+    log = serve_log(directory)
+    with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "deploy.cli", "serve", "-c", str(toml)],
             stdin=subprocess.DEVNULL,
@@ -133,10 +141,14 @@ def run_configured(directory: Path, toml: Path) -> Iterator[RunningFleet]:
             env={name: value for name, value in os.environ.items() if name != "REDIS_URL"},
         )
     try:
-        yield _wait(process, load([toml]), toml, log)
-        assert process.poll() is None, f"the fleet ended by itself: {log.read_text()[-2000:]}"
+        yield _wait(process, load([toml]), toml, log), process
     finally:
         _end(process)
+
+
+def serve_log(directory: Path) -> Path:
+    """What a fleet started there prints."""
+    return directory / "serve.log"
 
 
 def _wait(process: "subprocess.Popen[bytes]", settings: NightshiftConfig, toml: Path, log: Path) -> RunningFleet:

@@ -6,9 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from typing import Any
 
-import httpx
 import psutil
 import pytest
 
@@ -16,56 +14,20 @@ from rollout.board import Board, Heartbeat
 from rollout.client import RolloutClient
 from rollout.redis_board import RedisBoard
 from tests.fault_rows import FaultRow
+from tests.fleet_processes import engine_cores
+from tests.fleet_status import healthy_replica, replicas, status_of_a_users_request, until_leased
 from tests.killed_replicas import Death, connected, delivered, handed_in
 from tests.processes import wait_until_gone
-from tests.running_fleet import START_S, RunningFleet
+from tests.running_fleet import RunningFleet
 
 pytestmark = pytest.mark.timeout(900)
 
-_BUSY_S = 30.0
 _REAPED_S = 30.0
 _DEAD_ENGINE_S = 3.0
 """Long enough for a harvester that goes on leasing to fail every group as often as is allowed."""
 _GROUPS, _SAMPLES = 200, 4
 _HASTE = 2.0
 """What an engine may be faster by than in the second before."""
-
-
-def replicas(fleet: RunningFleet) -> list[dict[str, Any]]:
-    """As the gateway knows them; where its store has to wait for a busy disk it says so, and is asked again."""
-    headers = {"Authorization": f"Bearer {fleet.tokens.admin}"}
-    deadline = time.monotonic() + _BUSY_S
-    while True:
-        answer = httpx.get(f"{fleet.url}/v1/status", headers=headers, timeout=30, trust_env=False)
-        if answer.status_code != 503 or time.monotonic() > deadline:
-            assert answer.status_code == 200, answer.text
-            return list(answer.json()["replicas"])
-        assert answer.json()["error"]["code"] == "store_unavailable", answer.text
-        time.sleep(float(answer.headers["Retry-After"]))
-
-
-def healthy_replica(fleet: RunningFleet, *, besides: set[str]) -> dict[str, Any]:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        for replica in replicas(fleet):
-            if replica["state"] == "healthy" and replica["replica"] not in besides:
-                return replica
-        time.sleep(0.5)
-    raise AssertionError(f"no healthy replica besides {besides} after {START_S} s: {replicas(fleet)}")
-
-
-def status_of_a_users_request(fleet: RunningFleet) -> int:
-    headers = {"Authorization": f"Bearer {fleet.tokens.user}"}
-    body = {"prompt": "abc", "max_tokens": 4}
-    answer = httpx.post(f"{fleet.url}/v1/completions", json=body, headers=headers, timeout=60, trust_env=False)
-    return answer.status_code
-
-
-def leased(client: RolloutClient, rollout: str) -> None:
-    deadline = time.monotonic() + START_S
-    while not client.get(rollout).counts.get("leased"):
-        assert time.monotonic() < deadline, client.get(rollout)
-        time.sleep(0.02)
 
 
 async def killed_as_it_speaks(fleet: RunningFleet, board: Board, replica: str) -> float:
@@ -126,15 +88,15 @@ def test_a_dead_engine_loses_no_group_and_ends_with_its_replica_for_which_anothe
     victim = healthy_replica(fleet, besides=set())
     others = {replica["replica"] for replica in replicas(fleet)}
     engine = psutil.Process(victim["pid"]).children(recursive=True)
-    (core,) = (process for process in engine if "EngineCore" in " ".join(process.cmdline()))
+    (core,) = engine_cores(victim["pid"])
     held = sum(process.memory_info().rss for process in engine)
     assert len(engine) >= 2, "an engine is a core and a worker"
     assert held > 512 << 20, "which hold the model"
 
     with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
         rollout = client.submit([f"p{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 32})
-        leased(client, rollout.id)
-        core.kill()
+        until_leased(client, rollout.id)
+        os.kill(core, signal.SIGKILL)
         time.sleep(_DEAD_ENGINE_S)
         assert status_of_a_users_request(fleet) in {200, 503}, "by another replica, or to be tried again"
         assert client.get(rollout.id).counts.get("dead", 0) == 0
@@ -145,3 +107,18 @@ def test_a_dead_engine_loses_no_group_and_ends_with_its_replica_for_which_anothe
             healthy_replica(fleet, besides=others)
         asyncio.run(delivered(fleet, client, rollout))
     assert status_of_a_users_request(fleet) == 200
+
+
+@pytest.mark.fault("kill -9 of an idle engine", "P1")
+def test_an_idle_engine_that_dies_is_found_out_by_itself_and_replaced(fleet: RunningFleet, fault: FaultRow) -> None:
+    victim = healthy_replica(fleet, besides=set())
+    others = {replica["replica"] for replica in replicas(fleet)}
+    (core,) = engine_cores(victim["pid"])
+    os.kill(core, signal.SIGKILL)
+    with fault.recovery():
+        healthy_replica(fleet, besides=others)
+    assert wait_until_gone([victim["pid"], core], seconds=_REAPED_S) == []
+    assert status_of_a_users_request(fleet) == 200
+    with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
+        rollout = client.submit(["after"] * 4, n=_SAMPLES, sampling={"max_tokens": 32})
+        asyncio.run(delivered(fleet, client, rollout))

@@ -4,11 +4,12 @@ import time
 from itertools import islice
 
 import httpx
+import psutil
 import pytest
 
 from tests.api_routes import ROUTES, documented
 from tests.bad_requests import Target, bad_requests
-from tests.fleet_processes import gateway_of, kept_bytes, proxy_of
+from tests.fleet_processes import gateways, kept_bytes, proxy_of
 from tests.raw_client import Tally, send
 from tests.running_fleet import RunningFleet
 
@@ -31,7 +32,8 @@ def target(fleet: RunningFleet) -> Target:
 
 async def test_each_is_refused_and_none_leaves_anything_behind(fleet: RunningFleet, target: Target) -> None:
     requests, port = bad_requests(SEED, target), fleet.config.gateway.port
-    processes = {"proxy": proxy_of(fleet), "gateway": gateway_of(fleet)}
+    (gateway,) = gateways(fleet)
+    processes = {"proxy": proxy_of(fleet), "gateway": psutil.Process(gateway)}
     memory: dict[str, list[int]] = {name: [] for name in processes}
     resident: dict[str, list[int]] = {name: [] for name in processes}
     tallies: list[Tally] = []
