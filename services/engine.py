@@ -23,6 +23,7 @@ from services.logs import plain_logs
 from services.replica import Replica, ReplicaUnhealthy
 from services.reward_pool import RewardPool
 from services.role_router import ROLE
+from services.serve_log import reopen_serve_log
 from services.shared_memory import unlink_below
 from services.stream_pace import paced
 from services.user_seats import sequences
@@ -37,6 +38,7 @@ class EngineServer(LLMServer):  # type: ignore[misc]
         self, llm_config: LLMConfig, *, fleet: dict[str, Any], **kwargs: Any
     ) -> None:
         plain_logs()
+        reopen_serve_log()
         self._fleet = FleetConfig.model_validate(fleet)
         self._replica: Replica | None = None
         await super().__init__(llm_config, **kwargs)
@@ -54,6 +56,7 @@ class EngineServer(LLMServer):  # type: ignore[misc]
             # The model is a directory. To find nothing to download would cost a worker that imports vLLM as long.
             self._llm_config.get_or_create_callback().ctx.run_init_node = False
             await super().start()
+            reopen_serve_log()  # what the engine imports may have closed it again
             await asyncio.to_thread(unlink_below, os.getpid())
             self._vllm = engine = VllmEngine(self.engine._engine_client)
             await self._give_users_their_adapter(engine)

@@ -39,6 +39,7 @@ from services.logs import plain_logs
 from services.recall import Recall
 from services.refusals import REFUSALS
 from services.role_router import NotServing
+from services.serve_log import reopen_serve_log
 from services.tokenizer import HuggingFaceTokenizer
 
 log = structlog.get_logger(__name__)
@@ -178,6 +179,7 @@ class Gateway(OpenAiIngress):  # type: ignore[misc]
         self, fleet: FleetConfig, llm_deployments: dict[str, Any], model_cards: dict[str, Any], *, exposed: bool
     ) -> None:
         plain_logs()
+        reopen_serve_log()
         OpenAiIngress.__init__(self, llm_deployments, model_cards)
         auth = deployed_tokens(fleet.gateway.auth, {}, exposed=exposed)  # of a file none came with `fleet`
         self._fleet = fleet = _with(fleet, auth)

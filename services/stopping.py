@@ -4,11 +4,9 @@ Serve calls a deployment's `__del__` only when its last request has ended, or ne
 `graceful_shutdown_timeout_s`. The actor around the deployment knows from the start, and no public interface says so.
 """
 
-import ray
+from services.serve_replica import serve_replica
 
 
 def stopping() -> bool:
     """From the moment that Serve lets the requests in flight end; False outside a replica."""
-    worker = ray._private.worker.global_worker
-    actor = worker.actors.get(worker.actor_id)
-    return bool(getattr(getattr(actor, "_replica_impl", None), "_shutting_down", False))
+    return bool(getattr(serve_replica(), "_shutting_down", False))

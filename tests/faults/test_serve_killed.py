@@ -13,7 +13,7 @@ from rollout.client_records import Rollout
 from rollout.redis_queue import RedisQueue
 from tests.fault_rows import FaultRow
 from tests.fleet_processes import controllers, gateways
-from tests.fleet_status import healthy_replica, status_of_a_users_request, until_leased, wait_until
+from tests.fleet_status import healthy_replica, replicas, status_of_a_users_request, until_leased, wait_until
 from tests.killed_replicas import connected, delivered
 from tests.processes import wait_until_gone
 from tests.running_fleet import RunningFleet
@@ -69,10 +69,11 @@ def test_a_gateway_that_dies_takes_no_rollout_along_and_another_takes_its_place(
 
 
 @pytest.mark.fault("kill -9 of the Serve controller", "P1")
-def test_another_controller_takes_the_place_of_one_that_dies_and_no_rollout_is_lost(
+def test_users_and_rollouts_go_on_without_a_controller_and_another_takes_its_place(
     fleet: RunningFleet, fault: FaultRow
 ) -> None:
     healthy_replica(fleet, besides=set())
+    before = {replica["replica"] for replica in replicas(fleet)}
     (controller,) = controllers(fleet)
     with RolloutClient(fleet.url, fleet.tokens.rollout) as client:
         rollout = submitted(client, f"controller {controller}")
@@ -82,3 +83,4 @@ def test_another_controller_takes_the_place_of_one_that_dies_and_no_rollout_is_l
             wait_until(lambda: controllers(fleet) not in ([], [controller]), "other controller", seconds=_BACK_S)
             wait_until(lambda: answered(fleet), "user's answer", seconds=_BACK_S)
         asyncio.run(delivered(fleet, client, rollout))
+    assert before == {replica["replica"] for replica in replicas(fleet)}, "the engines are the same"
