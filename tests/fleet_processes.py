@@ -1,4 +1,4 @@
-"""Processes of a running fleet, by what they are, and what they keep."""
+"""Processes of a running fleet, by what they are."""
 
 import os
 import signal
@@ -36,12 +36,6 @@ def proxy_of(fleet: RunningFleet) -> psutil.Process:
     """Serve's, which listens where clients connect."""
     (found,) = (process for process in psutil.process_iter() if listens(process, urlsplit(fleet.url).port))
     return found
-
-
-def kept_bytes(process: psutil.Process) -> int:
-    """Resident and its own. What it maps of Ray's object store, which bounds itself, and of files is not."""
-    memory = process.memory_info()
-    return memory.rss - getattr(memory, "shared", 0)
 
 
 def listens(process: psutil.Process, port: int | None) -> bool:
