@@ -58,8 +58,8 @@ _ENVIRONMENT = {
     # By itself Ray runs workers at 15, where whatever else the machine does goes before the engine's steps, and work in
     # the background, at 19 at most, gets two fifths of their share of a core instead of a tenth.
     "RAY_worker_niceness": "0",
-    # Requests of all sizes leave holes in each of glibc's heaps, eight a core, that nothing gives back: ten thousand bad
-    # ones cost proxy and gateway up to 40 MiB each so, and a third of it with two heaps.
+    # Requests of all sizes leave holes in each of glibc's heaps, eight a core, that nothing gives back: of ten thousand
+    # bad ones the proxy kept up to 38 MiB, and 16 at most with two heaps.
     "MALLOC_ARENA_MAX": "2",
     # Engines and trainer share the cores: a thread that spins while it waits keeps the one it waits for from running.
     "OMP_WAIT_POLICY": "PASSIVE",
