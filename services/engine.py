@@ -117,7 +117,7 @@ class EngineServer(LLMServer):  # type: ignore[misc]
             raise ReplicaUnhealthy("the replica is stopping")
         headers = {} if info is None else info.headers
         if (way_s := told(headers)) is not None:
-            self._replica.keeper.way_s = way_s
+            self._replica.keeper.way.hear(way_s)
         # the gateway's, or Ray Serve LLM takes one that the client may have chosen
         request.request_id = headers.get("x-request-id") or uuid.uuid4().hex
         request.cache_salt = salted(self._vllm.loads, request.cache_salt)

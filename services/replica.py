@@ -286,7 +286,7 @@ class Replica:
     def _missed_slo(self) -> str:
         keeper, gives_way = self.keeper, self._engine.rollouts_give_way
         shares = keeper.headroom is not None and self._config.harvest.max_seats != 0
-        return missed(self._config.slo, keeper.idle, way_s=keeper.way_s, gives_way=gives_way, shares=shares)
+        return missed(self._config.slo, keeper.idle, way_s=keeper.way.seconds, gives_way=gives_way, shares=shares)
 
     @contextmanager
     def request(self, sequences: int) -> Iterator[Answer]:

@@ -27,6 +27,7 @@ from services.time_taken import TimeTaken
 from services.user_seats import UserSeats
 from services.user_weight import UserWeight
 from services.user_window import RequestTimes, UserWindow
+from services.way import WayHeard
 
 _TICK_S = 0.1
 _ASIDE_S = 5.0
@@ -34,8 +35,6 @@ _ASIDE_S = 5.0
 FIRST_TOKENS_S = 1.0
 """After new weights, for users who waited for them. One with a longer prompt shares its steps with rollouts again."""
 _LOOK_S = 0.005
-_WAY_S = 120.0
-"""What was last heard of the way is believed for so long."""
 _STEPS_TO_SEE = 2
 """Of the engine, before it shows whether a request is begun: one may have run when it came, or when room was made."""
 
@@ -97,7 +96,8 @@ class SeatKeeper:
         self._asides: list[CutCause] = []
         self.breaches = 0
         """Times that rollouts lost every seat."""
-        self._way_s, self._way_heard_at = 0.0, -math.inf
+        self.way = WayHeard(clock)
+        """Of users' first tokens beside the engine: what is left of the target is the engine's."""
         self.users = UserSeats(self.resize)
         self.seats = Seats(0, pace=harvest.prefill_tokens)
         self.resize()
@@ -124,17 +124,7 @@ class SeatKeeper:
     @property
     def _targets(self) -> SloConfig:
         """Of the engine."""
-        return in_engine(self._slo, self.way_s)
-
-    @property
-    def way_s(self) -> float:
-        """Of a user's first token beside the engine, of late: what is left of the target is the engine's. 0 where no
-        user brought word of it for long: what was heard in a crowd says nothing of the first after it."""
-        return self._way_s if self._clock() - self._way_heard_at < _WAY_S else 0.0
-
-    @way_s.setter
-    def way_s(self, seconds: float) -> None:
-        self._way_s, self._way_heard_at = seconds, self._clock()
+        return in_engine(self._slo, self.way.seconds)
 
     @property
     def user_prompt(self) -> float:

@@ -19,6 +19,7 @@ HEADER = "x-nightshift-way"
 _MEMORY, _FEWEST = 64, 20
 """Users: the newest that are remembered, and those that a 95th percentile takes; of fewer one would speak for all."""
 _RECENT_S, _OLD_S = 60.0, 600.0
+_BELIEVED_S = 120.0
 
 
 class Ways:
@@ -51,6 +52,29 @@ class Ways:
     def _within(self, seconds: float) -> list[float]:
         since = self._clock() - seconds
         return [way_s for _, way_s in takewhile(lambda known: known[0] >= since, self._newest)]
+
+
+class WayHeard:
+    """What users last brought a replica word of; `clock` in seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seconds, self._at = 0.0, -math.inf
+
+    def hear(self, seconds: float) -> None:
+        self._seconds, self._at = seconds, self._clock()
+
+    @property
+    def seconds(self) -> float:
+        """0 where no user brought word for long: what was heard in a crowd says nothing of the first after it.
+
+        >>> now = 0.0
+        >>> way = WayHeard(lambda: now)
+        >>> way.hear(0.02)
+        >>> way.seconds, (now := 120.0, way.seconds)[1]
+        (0.02, 0.0)
+        """
+        return self._seconds if self._clock() - self._at < _BELIEVED_S else 0.0
 
 
 def told(headers: Mapping[str, str]) -> float | None:

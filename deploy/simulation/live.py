@@ -162,7 +162,7 @@ class _Live:
         self._prompt += (user.prompt - self._prompt) * max(1 / self._came, 1 / 32)
         pair = self._source.sample(self._replicas, min(2, len(self._replicas)))
         replica = min(pair, key=lambda one: one.users)
-        replica.keeper.way_s = self._ways.seconds
+        replica.keeper.way.hear(self._ways.seconds)
         replica.arrive(user.time, user.prompt, user.tokens)
         self._mind(replica)
 

@@ -120,7 +120,7 @@ async def test_users_whose_answers_a_push_interrupts_count_with_all_of_their_tok
 async def test_what_the_way_to_the_engine_takes_is_not_left_for_it(engine: Engine) -> None:
     def capacity(way_s: float) -> int:
         keeper = keeper_of(engine)
-        keeper.way_s = way_s
+        keeper.way.hear(way_s)
         sat(keeper, TOTAL)
         look(keeper, engine, 5)
         for _ in range(2):
