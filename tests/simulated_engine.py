@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rollout.board import AppliedPush, Heartbeat, Pin, PushPath, ReplicaState
+from rollout.board import AppliedPush, Pin, PushPath
 from rollout.queue import Lease
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
@@ -22,6 +22,7 @@ from rollout.redis_store import RedisStore
 from rollout.types import FinishReason, Group, Purpose, RolloutRequest, Sample, Segment, Timings, VersionSpan
 from rollout.weights import read_manifest, verify_buckets
 from services.purposes import leasable
+from tests.heartbeats import idle_beat
 from trainer.config import TrainConfig
 
 Reward = Callable[[RolloutRequest, list[int]], float]
@@ -112,22 +113,8 @@ class SimulatedEngine:
         return sum(gaps) / len(gaps)
 
     async def _beat(self) -> None:
-        beat = Heartbeat(
-            replica=self._name,
-            host="localhost",
-            pid=0,
-            state=ReplicaState.HEALTHY,
-            policy="policy",
-            version=self._version,
-            seats_total=8,
-            seats_users=0,
-            seats_rollouts=0,
-            rollout_tokens=0,
-            user_requests=0,
-            rehearsal_gap=None,
-            pushes=tuple(self._pushes[-4:]),
-            pinned=self._pinned,
-        )
+        pushes = tuple(self._pushes[-4:])
+        beat = idle_beat(self._name, host="localhost", version=self._version, pushes=pushes, pinned=self._pinned)
         await self.board.heartbeat(self._fleet, beat, ttl_s=5.0)
 
     def _groups(self, leases: list[Lease]) -> list[tuple[Lease, Group]]:

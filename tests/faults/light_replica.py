@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from rollout.board import Heartbeat, ReplicaState
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import Group, Purpose
+from tests.heartbeats import idle_beat
 from tests.queue_records import a_group
 from tests.reconcile_stand import Stand
 from trainer.config import TrainConfig
@@ -43,21 +43,8 @@ class LightReplica:
             version = self.reconciler.version
             if version != (self.versions or [0])[-1]:
                 self.versions.append(version)
-            beat = Heartbeat(
-                replica="replica",
-                host=socket.gethostname(),
-                pid=0,
-                state=ReplicaState.HEALTHY,
-                policy="policy",
-                version=version,
-                seats_total=8,
-                seats_users=0,
-                seats_rollouts=0,
-                rollout_tokens=0,
-                user_requests=0,
-                rehearsal_gap=None,
-                pushes=tuple(self.reconciler.pushes),
-            )
+            pushes = tuple(self.reconciler.pushes)
+            beat = idle_beat("replica", host=socket.gethostname(), version=version, pushes=pushes)
             await self._board.heartbeat(self._fleet, beat, ttl_s=5.0)
             await asyncio.sleep(_BEAT_S)
 

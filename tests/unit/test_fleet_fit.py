@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from rollout.board import Heartbeat, ReplicaState
+from rollout.board import Heartbeat
 from rollout.config import RedisConfig
 from rollout.errors import ConfigError, StoreUnavailable
 from rollout.local_board import LocalBoard
 from rollout.memory_queue import MemoryQueue
+from tests.heartbeats import idle_beat
 from tests.trainer_kit import train_config
 from trainer import in_process
 from trainer.checkpoint import CheckpointStore
@@ -25,7 +26,7 @@ from trainer.signals import Signals
 
 
 def beat(**sharing: Any) -> Heartbeat:
-    return Heartbeat("replica", "host", 1, ReplicaState.HEALTHY, "policy", 0, 8, 0, 0, 0, 0, None, **sharing)
+    return idle_beat("replica", **sharing)
 
 
 LIVE, LEND = beat(), beat(sharing="lend")

@@ -11,6 +11,7 @@ from rollout.board import Heartbeat, Pin, ReplicaState
 from rollout.local_board import LocalBoard
 from rollout.types import Purpose
 from services.purposes import leasable
+from tests.heartbeats import idle_beat
 from trainer import holder as holder_module
 from trainer.holder import Holder, spared
 
@@ -18,7 +19,7 @@ ALL = [Purpose.EVAL, Purpose.TRAIN, Purpose.COLLECT]
 
 
 def a_beat(replica: str, version: int = 3, *, users: int = 0, state: ReplicaState = ReplicaState.HEALTHY) -> Heartbeat:
-    return Heartbeat(replica, "host", 1, state, "policy", version, 8, users, 0, 0, 0, None)
+    return idle_beat(replica, state=state, version=version, seats_users=users)
 
 
 def a_holder(board: LocalBoard, hold_s: float = 60.0) -> Holder:
