@@ -96,7 +96,7 @@ gpu-check: ## the same on CUDA with a 1.4 B bfloat16 policy, and packing against
 		--micro-batch-tokens 8192 --check-packing $(BENCH_ARGS)
 
 audit: setup ## look the locked versions up in PyPI's advisories, with pip-audit; says "not checked" where it cannot
-	@deploy/advisories.sh
+	@$(PY) deploy/advisories.py
 
 lock: setup ## resolve pyproject.toml into requirements/ again; LOCK_ARGS="--upgrade"
 	@deploy/lock.sh $(LOCK_ARGS)
