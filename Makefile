@@ -8,7 +8,7 @@ DEMO_ARGS ?=
 RECIPE ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup audit demo demo-ppo test test-fleet test-own-fleets test-trainer e2e-demo e2e-train unit check check-types units-1 units-2 bench-coserve bench-lend bench-loop bench-push bench-simulate bench-staleness bench-trainer faults soak gpu-check lock clean
+.PHONY: help setup audit demo demo-ppo test test-fleet test-own-fleets test-trainer e2e-demo e2e-train unit check check-types units-1 units-2 bench-coserve bench-lend bench-loop bench-push bench-simulate bench-staleness bench-trainer faults faults-own-fleets faults-others soak gpu-check lock clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -46,7 +46,16 @@ e2e-demo e2e-train: # each starts its own fleet
 	@$(PY) -m pytest $(addprefix tests/e2e/test_,$(if $(filter %-demo,$@),demo.py,serve_and_train.py adapter_run.py)) --durations 10 $(PYTEST_ARGS)
 
 faults: setup ## the fault matrix: every fault, what it cost and how long the way back took, into runs/faults/report.json
-	@$(PY) -m pytest tests -m fault --faults-report runs/faults/report.json $(PYTEST_ARGS)
+	@rm -rf runs/faults
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target faults-own-fleets faults-others || true
+	@$(PY) -m tests.fault_rows runs/faults own-fleets others
+
+# side by side: a fleet that starts is waited for
+faults-own-fleets:
+	@$(PY) -m pytest $(OWN_FLEETS) -m fault --faults-report runs/faults/own-fleets.json $(PYTEST_ARGS)
+
+faults-others:
+	@$(PY) -m pytest tests -m fault $(addprefix --ignore=,$(OWN_FLEETS)) --faults-report runs/faults/others.json $(PYTEST_ARGS)
 
 soak: setup ## ten minutes of random faults on a whole Nightshift, into runs/soak/report.json and soak.png; SEED=7, MINUTES=10, EVERY_S=30
 	@$(PY) -m tests.soak $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(EVERY_S),--every-s $(EVERY_S))

@@ -1,10 +1,13 @@
 """The fault matrix: a row of each test that is marked `fault`, and the report of `make faults`.
 
+    python -m tests.fault_rows DIRECTORY PART ...    one report.json of parts that ran side by side
+
 A test says by its row that the fault happened, how long the way back took, and what was lost or counted twice. A row
 that says nothing of its fault counts as one whose fault never happened.
 """
 
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -88,6 +91,17 @@ def write_report(path: Path, rows: Sequence[FaultRow], *, seconds: float) -> Non
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
+def merge(directory: Path, parts: Sequence[str]) -> int:
+    """Of `<part>.json` of each, which took as long as the longest; returns the exit code, as pytest has it."""
+    found = [json.loads((directory / f"{part}.json").read_text()) for part in parts]
+    rows = [FaultRow(**row) for one in found for row in one["faults"]]
+    write_report(directory / "report.json", rows, seconds=max(one["seconds"] for one in found))
+    print(table(rows))
+    for problem in problems(rows):
+        print(problem)
+    return 1 if problems(rows) else 0
+
+
 def table(rows: Sequence[FaultRow]) -> str:
     """For people."""
     width = max((len(row.fault) for row in rows), default=0)
@@ -98,3 +112,7 @@ def table(rows: Sequence[FaultRow]) -> str:
         counts = f"{row.lost:>4}  {row.duplicated:>5}"
         lines.append(f"{row.fault:<{width}}  {row.promise:<7}  {fired:<5}  {recovery:>8}  {counts}  {row.wrong or ''}")
     return "\n".join(line.rstrip() for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(merge(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,8 +1,12 @@
 """When the fault matrix holds, and when it does not."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
-from tests.fault_rows import FaultRow, problems, table
+import pytest
+
+from tests.fault_rows import FaultRow, merge, problems, table, write_report
 
 GOOD = FaultRow("kill -9 of Redis", "P1", fired=True, survived=True, recovery_s=1.25)
 
@@ -31,3 +35,15 @@ def test_two_rows_may_be_skipped_and_no_third() -> None:
     skipped = replace(GOOD, fired=False, survived=False, skipped="no disk of its own")
     assert problems([skipped] * 2) == []
     assert "3 rows were skipped" in problems([skipped] * 3)[0]
+
+
+def test_parts_that_ran_side_by_side_are_one_matrix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    skipped = replace(GOOD, fired=False, survived=False, skipped="no disk of its own")
+    write_report(tmp_path / "a.json", [GOOD, skipped, skipped], seconds=30.0)
+    write_report(tmp_path / "b.json", [GOOD], seconds=20.0)
+    assert merge(tmp_path, ["a", "b"]) == 0
+    write_report(tmp_path / "b.json", [skipped], seconds=20.0)
+    assert merge(tmp_path, ["a", "b"]) == 1
+    assert "3 rows were skipped" in capsys.readouterr().out
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (len(report["faults"]), report["seconds"]) == (4, 30.0)
