@@ -139,7 +139,9 @@ class Readers:
         """How many of them each replica answers."""
 
     async def begin(self, replicas: Iterable[str]) -> None:
-        """Until each of the replicas answers one; no other user may ask meanwhile."""
+        """Until each of the replicas answers one; no other user may ask meanwhile. Those who asked before are waited
+        for: a heartbeat that still counts one of them would be taken for a reader's."""
+        await self._seen()
         while not all(self.held.get(replica) for replica in replicas):
             reader = Reader(self._fleet, self._model)
             self.all.append(reader)
@@ -148,10 +150,12 @@ class Readers:
 
     async def _seen(self) -> None:
         async with asyncio.timeout(_SEEN_S):
-            while sum(self.held.values()) != len(self.all):
+            while True:
                 assert not any(reader.ended for reader in self.all), "an answer is too short, or failed"
-                await asyncio.sleep(0.02)
                 self.held = {b.replica: b.seats_users for b in await self._board.replicas(self._fleet.config.fleet)}
+                if sum(self.held.values()) == len(self.all):
+                    return
+                await asyncio.sleep(0.02)
 
     async def ended(self) -> None:
         for thread in self._threads:
