@@ -22,6 +22,12 @@ def engine_cores(replica: int) -> list[int]:
     return _below(replica, _CORE)
 
 
+def engine_processes(replica: int) -> list[int]:
+    """The core, and the workers below it, that hold the weights and take part in a push."""
+    (core,) = engine_cores(replica)
+    return [core, *(process.pid for process in psutil.Process(core).children(recursive=True))]
+
+
 def gateways(fleet: RunningFleet) -> list[int]:
     """Serve's replicas of the ingress."""
     return _below(fleet.pid, GATEWAY.format(fleet=fleet.config.fleet))

@@ -17,7 +17,7 @@ from rollout.board import Board
 from tests.running_fleet import START_S, RunningFleet
 
 LONGEST = 6000
-"""Tokens of an answer that lasts for some ten seconds; what the limit on answers has to be for it."""
+"""Tokens of an answer that lasts for ten seconds at least; what the limit on answers has to be for it."""
 _PAUSE_S = 0.1
 """Of a user, so that one replica is enough for all of them."""
 _TIMEOUT_S = 120.0
@@ -71,7 +71,7 @@ class User:
 
 @dataclass
 class Reader:
-    """Reads one answer of `LONGEST` tokens as it comes."""
+    """Reads one answer of `LONGEST` tokens as it comes, to its end or until it has seen enough."""
 
     fleet: RunningFleet
     model: str
@@ -80,10 +80,13 @@ class Reader:
     """0 while it reads."""
     tokens: int = 0
     """Of the answer, once it is whole."""
+    enough: threading.Event = field(default_factory=threading.Event)
+    left: bool = False
+    """It had seen enough, and tokens still came."""
 
     @property
-    def whole(self) -> bool:
-        return self.tokens == LONGEST
+    def served(self) -> bool:
+        return self.left or self.tokens == LONGEST
 
     def run(self) -> None:
         self.begun = time.monotonic()
@@ -98,6 +101,9 @@ class Reader:
         body = {**_body(self.model, LONGEST), "stream": True, "stream_options": {"include_usage": True}}
         with httpx.stream("POST", **_request(self.fleet, body)) as response:
             for line in response.iter_lines():
+                if self.enough.is_set() and line.startswith("data: {"):
+                    self.left = True
+                    return
                 if line.startswith("data: {") and (usage := json.loads(line[6:]).get("usage")):
                     self.tokens = usage["completion_tokens"]
 
@@ -158,17 +164,19 @@ class Readers:
                 await asyncio.sleep(0.02)
 
     async def ended(self) -> None:
+        for reader in self.all:
+            reader.enough.set()
         for thread in self._threads:
             await asyncio.to_thread(thread.join, START_S)
         assert all(reader.ended for reader in self.all)
 
     async def check_lost(self, victim: str, *, died: float) -> None:
-        """All of them were under way at the death of the replica: those that it held have lost theirs, and the others
-        have every token."""
+        """All of them were under way at the death of the replica: those that it held have lost theirs, and to the
+        others every token came, or comes still."""
         await self.ended()
         assert all(reader.begun < died < reader.ended for reader in self.all), self.all
-        whole = sum(reader.whole for reader in self.all)
-        assert (whole, len(self.all) - whole) == (len(self.all) - self.held[victim], self.held[victim]), self.all
+        served = sum(reader.served for reader in self.all)
+        assert (served, len(self.all) - served) == (len(self.all) - self.held[victim], self.held[victim]), self.all
 
 
 def failed(asking: Iterable[User]) -> list[Answer]:

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +23,13 @@ from rollout.redis_store import RedisStore
 from rollout.types import Segment
 from rollout.weights import WeightManifest
 from tests.fake_trainer import AdapterTrainer, FakeTrainer
+from tests.fleet_processes import engine_processes
 from tests.running_fleet import START_S, RunningFleet
 
 
 @dataclass
 class Death:
-    """Of a replica's process, by SIGKILL."""
+    """Of a replica's process, or its engine's, by SIGKILL."""
 
     known: threading.Event = field(default_factory=threading.Event)
     at: float = 0.0
@@ -37,7 +38,14 @@ class Death:
     """Unix seconds."""
 
     def of(self, victim: Heartbeat) -> None:
-        os.kill(victim.pid, signal.SIGKILL)
+        self._of([victim.pid])
+
+    def of_engine(self, victim: Heartbeat) -> None:
+        self._of(engine_processes(victim.pid))
+
+    def _of(self, processes: Sequence[int]) -> None:
+        for pid in processes:
+            os.kill(pid, signal.SIGKILL)
         self.at, self.wall = time.monotonic(), time.time()
         self.known.set()
 
@@ -59,8 +67,18 @@ class Killer(FakeTrainer):
 
     def _broadcast(self, store: dist.TCPStore, epoch: int, size: int, manifest: WeightManifest, spoil: bool) -> None:
         if self.victim is not None:
-            self.death.of(self.victim)
+            self._kill(self.victim)
         super()._broadcast(store, epoch, size, manifest, spoil)
+
+    def _kill(self, victim: Heartbeat) -> None:
+        self.death.of(victim)
+
+
+class EngineKiller(Killer):
+    """The same of its engine alone, which its replica's process has to find out."""
+
+    def _kill(self, victim: Heartbeat) -> None:
+        self.death.of_engine(victim)
 
 
 class AdapterKiller(Killer, AdapterTrainer):

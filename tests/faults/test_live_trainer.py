@@ -32,6 +32,8 @@ ONCE_A_CHECKPOINT = {Milestone.CHECKPOINT_SEALED, Milestone.CHECKPOINT_RENAMED, 
 OVERSIZED = 600
 FENCED = 3
 """Exit code of a trainer that another has replaced."""
+REFUSED = 1
+"""Of one that found something wrong, and says what."""
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +149,30 @@ async def test_a_trainer_that_is_told_to_end_commits_what_it_did_and_exits_zero(
     queue = RedisQueue(run.store, run.config.run)
     await queue.release_writer(await queue.acquire_writer("someone else", ttl_s=5))
     await run.trained(fault)
+
+
+@pytest.mark.fault("foreign Redis", "P4")
+@pytest.mark.parametrize("begun", [False, True], ids=["empty", "with a run of the same name"])
+async def test_a_run_that_has_begun_is_refused_by_a_server_that_is_not_its_own_and_leaves_nothing_there(
+    run: Run, begun: bool, tmp_path: Path, fault: FaultRow
+) -> None:
+    with LightTrainer(run.config, Milestone.UPDATED, 5) as victim:
+        assert await victim.exit_code() == -signal.SIGKILL, victim.output
+    with EmbeddedRedis(tmp_path / "foreign") as server:
+        foreign = run.config.redis.model_copy(update={"url": server.url})
+        async with connected(server.url) as store:
+            if begun:
+                await RedisQueue(store, run.config.run).name_server("another")
+            before = await contents(store)
+            with LightTrainer(run.config.model_copy(update={"redis": foreign})) as misled:
+                assert await misled.exit_code() == REFUSED, misled.output
+            assert "ForeignServer" in misled.output
+            assert await contents(store) == before
+    await run.trained(fault)
+
+
+async def contents(store: RedisStore) -> list[bytes]:
+    return sorted(await store.command("KEYS", "*"))
 
 
 def oversized() -> Group:
