@@ -71,18 +71,21 @@ class CheckpointStore:
     def __init__(self, directory: Path, *, keep: int) -> None:
         self._directory = directory
         self._keep = keep
+        self._abandoned: tuple[Path, ...] = ()
+        """Damaged ones that `newest` passed over: beyond the history that goes on."""
 
     async def save(
         self, state: TrainerState, write: Callable[[Path], Awaitable[None]], confirm: Callable[[], Awaitable[None]]
     ) -> Path:
         """`write` fills the directory it is given with policy/ and worker state; returns the finished checkpoint.
 
-        `confirm` is asked before the checkpoint takes its place and others go: what it raises (Fenced, of a trainer
-        that stood still while another took the run over) leaves them as they are.
+        `confirm` is asked before anything goes, and before the checkpoint takes its place: what it raises (Fenced, of a
+        trainer that stood still while another took the run over) leaves the others as they are.
         """
         final = self._directory / f"step-{state.step:08d}"
         temporary = self._directory / f".{final.name}.tmp"
-        await asyncio.to_thread(_empty, temporary)
+        await confirm()
+        await asyncio.to_thread(self._make_room, temporary)
         await write(temporary)
         # Hashing and syncing gigabytes on the event loop would let the writer's claim expire.
         await asyncio.to_thread(_seal, temporary, state)
@@ -96,8 +99,9 @@ class CheckpointStore:
             shutil.rmtree(final)
         temporary.replace(final)
         sync_dir(self._directory)
+        sync_dir(self._directory.parent)
         reached(Milestone.CHECKPOINT_RENAMED)
-        self._retire(newest=state.step)
+        self._retire()
 
     def newest(self) -> Checkpoint | None:
         """The newest intact checkpoint, or None when the run has none. Reads every byte of it: call it in a thread.
@@ -106,9 +110,11 @@ class CheckpointStore:
         """
         directories = complete_checkpoints(self._directory)
         problems = []
-        for directory in directories[:2]:
+        for number, directory in enumerate(directories[:2]):
             try:
-                return read_checkpoint(directory)
+                found = read_checkpoint(directory)
+                self._abandoned = tuple(directories[:number])
+                return found
             except CheckpointError as error:
                 problems.append(str(error))
                 log.warning("checkpoint damaged", directory=str(directory), error=str(error))
@@ -123,10 +129,17 @@ class CheckpointStore:
         """See `newest_step`."""
         return newest_step(self._directory)
 
-    def _retire(self, *, newest: int) -> None:
-        for directory in complete_checkpoints(self._directory):
-            if _step(directory) > newest:
-                shutil.rmtree(directory)
+    def _make_room(self, temporary: Path) -> None:
+        """What checkpoints that never came to their end left would fill the disk in time."""
+        for left in self._directory.glob(".step-*.tmp"):
+            shutil.rmtree(left, ignore_errors=True)
+        (temporary / "policy").mkdir(parents=True)
+
+    def _retire(self) -> None:
+        """What is newer than this one and was not passed over is another trainer's, and stays."""
+        for directory in self._abandoned:
+            shutil.rmtree(directory, ignore_errors=True)
+        self._abandoned = ()
         for directory in complete_checkpoints(self._directory)[self._keep :]:
             shutil.rmtree(directory)
 
@@ -157,11 +170,6 @@ def newest_step(directory: Path) -> int:
 
 def _step(directory: Path) -> int:
     return int(directory.name.removeprefix("step-"))
-
-
-def _empty(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
-    (directory / "policy").mkdir(parents=True)
 
 
 def _seal(directory: Path, state: TrainerState) -> None:

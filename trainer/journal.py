@@ -51,9 +51,8 @@ class Journal:
         self._path = path
         written, good = read_journal(path)
         self.entries = {entry.step: entry for entry in written}
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         os.ftruncate(self._fd, good)
-        os.lseek(self._fd, 0, os.SEEK_END)
         os.fsync(self._fd)
         sync_dir(path.parent)
 
@@ -81,7 +80,7 @@ class Journal:
         return moved
 
     def append(self, entry: JournalEntry) -> None:
-        """Durable when this returns."""
+        """Durable when this returns; after all that is in the file by then, whoever wrote it."""
         line = memoryview(_line(entry).encode())
         while line:
             line = line[os.write(self._fd, line) :]

@@ -177,6 +177,7 @@ class TrainingLoop:
         if entry is None:
             max_age = self._config.staleness.max_age
             entry = intake.entry(step=step, version=version, seed=self._config.seed, max_age=max_age)
+            await self._confirm_writer()
             await asyncio.to_thread(self._parts.journal.append, entry)
             reached(Milestone.JOURNALED)
         result = await self._update(groups, step, entry.seed) if groups else Update(False, {})

@@ -92,6 +92,15 @@ def test_a_journal_keeps_in_memory_what_no_checkpoint_holds_and_on_disk_everythi
     assert len(Journal(tmp_path / "journal.jsonl").entries) == 3
 
 
+def test_a_line_that_comes_late_overwrites_nobodys(tmp_path: Path) -> None:
+    late = Journal(tmp_path / "journal.jsonl")
+    usurper = Journal(tmp_path / "journal.jsonl")
+    usurper.append(an_entry(1))
+    usurper.append(an_entry(2))
+    late.append(an_entry(3))
+    assert Journal(tmp_path / "journal.jsonl").after(0) == [an_entry(1), an_entry(2), an_entry(3)]
+
+
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
@@ -139,6 +148,32 @@ async def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path,
     newest = store.newest()
     assert newest is not None
     assert newest.state.step == 1
+    assert names(tmp_path) == ["step-00000001", "step-00000002"], "its operator may want to look at it"
+
+
+async def test_a_damaged_checkpoint_goes_when_the_history_that_passed_it_over_has_one_of_its_own(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    await saved(store, 1, 3)
+    (tmp_path / "step-00000003" / "optimizer.safetensors").unlink()
+    assert store.newest() is not None
+    await saved(store, 2)
+    assert names(tmp_path) == ["step-00000001", "step-00000002"]
+
+
+async def test_a_newer_checkpoint_that_this_trainer_did_not_pass_over_stays(tmp_path: Path) -> None:
+    late, usurper = CheckpointStore(tmp_path, keep=3), CheckpointStore(tmp_path, keep=3)
+    await saved(late, 1)
+    await saved(usurper, 4)
+    await saved(late, 2)
+    assert names(tmp_path) == ["step-00000001", "step-00000002", "step-00000004"]
+
+
+async def test_what_an_unfinished_checkpoint_of_any_step_left_goes_before_the_next_is_written(tmp_path: Path) -> None:
+    left = tmp_path / ".step-00000007.tmp"
+    left.mkdir()
+    (left / "optimizer.safetensors").write_bytes(b"half")
+    await saved(CheckpointStore(tmp_path, keep=2), 9)
+    assert names(tmp_path) == ["step-00000009"]
 
 
 async def test_two_damaged_checkpoints_are_an_error_and_never_a_fresh_start(tmp_path: Path) -> None:
@@ -185,10 +220,10 @@ async def test_who_cancels_a_checkpoint_waits_until_nothing_moves_any_more(
 ) -> None:
     placing, go_on, retire = threading.Event(), threading.Event(), CheckpointStore._retire
 
-    def slow_retire(store: CheckpointStore, *, newest: int) -> None:
+    def slow_retire(store: CheckpointStore) -> None:
         placing.set()
         assert go_on.wait(10)
-        retire(store, newest=newest)
+        retire(store)
 
     monkeypatch.setattr(CheckpointStore, "_retire", slow_retire)
     saving = asyncio.create_task(saved(CheckpointStore(tmp_path, keep=1), 1))
