@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from deploy.embedded_redis import EmbeddedRedis
 from rollout.errors import StoreUnavailable
-from tests.fault_rows import KEY, MARK, FaultRow, problems, row_of, table, write_report
+from tests.fault_rows import KEY, MARK, FaultRow, problems, row_of, session_problems, table, write_report
 from tests.running_fleet import RunningFleet, run_fleet
 
 # How long one example takes says more about the machine's other work than about the code.
@@ -63,16 +63,17 @@ def pytest_runtest_makereport(
     row = item.stash.get(ROW, None)
     if row is not None and report.skipped:
         row.skipped = str(report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr)
-    elif row is not None and call.when == "call":
-        row.survived = report.passed
+    elif row is not None and call.when != "setup":
+        row.survived = report.passed and (row.survived or call.when == "call")
     return report
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     path, rows = session.config.getoption("--faults-report"), session.config.stash[KEY]
     if path is not None:
-        write_report(path, rows, seconds=time.monotonic() - session.config.stash[BEGAN])
-        if problems(rows):
+        wrong = session_problems(rows, int(exitstatus))
+        write_report(path, rows, wrong=wrong, seconds=time.monotonic() - session.config.stash[BEGAN])
+        if wrong and not exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,21 +86,37 @@ def problems(rows: Sequence[FaultRow]) -> list[str]:
     return found
 
 
-def write_report(path: Path, rows: Sequence[FaultRow], *, seconds: float) -> None:
+def write_report(path: Path, rows: Sequence[FaultRow], *, wrong: Sequence[str], seconds: float) -> None:
+    """`wrong` is all that does not hold, of rows or otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"faults": [asdict(row) for row in rows], "problems": problems(rows), "seconds": round(seconds, 1)}
+    content = {"faults": [asdict(row) for row in rows], "problems": list(wrong), "seconds": round(seconds, 1)}
     path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def session_problems(rows: Sequence[FaultRow], ended: int) -> list[str]:
+    """Of a run of pytest that ended so: a matrix that was not collected, or broke off, holds nothing."""
+    broke = [f"pytest ended with {ended}"] if ended else []
+    return [*problems(rows), *broke, *([] if rows else ["no row"])]
 
 
 def merge(directory: Path, parts: Sequence[str]) -> int:
     """Of `<part>.json` of each, which took as long as the longest; returns the exit code, as pytest has it."""
-    found = [json.loads((directory / f"{part}.json").read_text()) for part in parts]
-    rows = [FaultRow(**row) for one in found for row in one["faults"]]
-    write_report(directory / "report.json", rows, seconds=max(one["seconds"] for one in found))
+    found = {part: _part(directory / f"{part}.json") for part in parts}
+    rows = [FaultRow(**row) for one in found.values() for row in one["faults"]]
+    of_rows = problems(rows)
+    else_wrong = [f"{part}: {what}" for part, one in found.items() for what in one["problems"] if what not in of_rows]
+    wrong = [*of_rows, *else_wrong]
+    write_report(directory / "report.json", rows, wrong=wrong, seconds=max(one["seconds"] for one in found.values()))
     print(table(rows))
-    for problem in problems(rows):
+    for problem in wrong:
         print(problem)
-    return 1 if problems(rows) else 0
+    return 1 if wrong else 0
+
+
+def _part(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {"faults": [], "problems": ["left no report"], "seconds": 0.0}
+    return dict(json.loads(path.read_text()))
 
 
 def table(rows: Sequence[FaultRow]) -> str:

@@ -91,10 +91,10 @@ class CheckpointStore:
         await asyncio.to_thread(_seal, temporary, state)
         reached(Milestone.CHECKPOINT_SEALED)
         await confirm()
-        await _in_thread_to_its_end(self._place, temporary, final, state)
+        await _in_thread_to_its_end(self._place, temporary, final)
         return final
 
-    def _place(self, temporary: Path, final: Path, state: TrainerState) -> None:
+    def _place(self, temporary: Path, final: Path) -> None:
         if final.exists():  # of a history that a fallback abandoned
             shutil.rmtree(final)
         temporary.replace(final)
@@ -113,11 +113,12 @@ class CheckpointStore:
         for number, directory in enumerate(directories[:2]):
             try:
                 found = read_checkpoint(directory)
-                self._abandoned = tuple(directories[:number])
-                return found
             except CheckpointError as error:
                 problems.append(str(error))
                 log.warning("checkpoint damaged", directory=str(directory), error=str(error))
+            else:
+                self._abandoned = tuple(directories[:number])
+                return found
         if problems:
             raise CheckpointError(
                 f"no usable checkpoint in {self._directory}: {'; '.join(problems)}."

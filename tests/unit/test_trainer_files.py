@@ -151,7 +151,7 @@ async def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path,
     assert names(tmp_path) == ["step-00000001", "step-00000002"], "its operator may want to look at it"
 
 
-async def test_a_damaged_checkpoint_goes_when_the_history_that_passed_it_over_has_one_of_its_own(tmp_path: Path) -> None:
+async def test_a_damaged_checkpoint_goes_once_the_history_that_passed_it_over_has_one_more(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=2)
     await saved(store, 1, 3)
     (tmp_path / "step-00000003" / "optimizer.safetensors").unlink()
