@@ -73,16 +73,19 @@ class User:
 class Reader:
     """Reads one answer of `LONGEST` tokens as it comes, to its end or until it has seen enough."""
 
-    fleet: RunningFleet
+    fleet: RunningFleet = field(repr=False)
     model: str
     begun: float = 0.0
     ended: float = 0.0
     """0 while it reads."""
     tokens: int = 0
     """Of the answer, once it is whole."""
-    enough: threading.Event = field(default_factory=threading.Event)
+    enough: threading.Event = field(default_factory=threading.Event, repr=False)
     left: bool = False
     """It had seen enough, and tokens still came."""
+    lines: int = 0
+    said: str = ""
+    """What went wrong, as far as it was told."""
 
     @property
     def served(self) -> bool:
@@ -92,8 +95,8 @@ class Reader:
         self.begun = time.monotonic()
         try:
             self._read()
-        except httpx.HTTPError:
-            pass
+        except httpx.HTTPError as error:
+            self.said = repr(error)
         finally:
             self.ended = time.monotonic()
 
@@ -101,11 +104,19 @@ class Reader:
         body = {**_body(self.model, LONGEST), "stream": True, "stream_options": {"include_usage": True}}
         with httpx.stream("POST", **_request(self.fleet, body)) as response:
             for line in response.iter_lines():
-                if self.enough.is_set() and line.startswith("data: {"):
-                    self.left = True
+                if line.startswith("data: {"):
+                    self._hear(json.loads(line[6:]))
+                if self.left:
                     return
-                if line.startswith("data: {") and (usage := json.loads(line[6:]).get("usage")):
-                    self.tokens = usage["completion_tokens"]
+
+    def _hear(self, chunk: dict[str, Any]) -> None:
+        self.lines += 1
+        if "error" in chunk:
+            self.said = str(chunk["error"])
+        elif usage := chunk.get("usage"):
+            self.tokens = usage["completion_tokens"]
+        else:
+            self.left = self.enough.is_set()
 
 
 @contextmanager
