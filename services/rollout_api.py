@@ -9,9 +9,10 @@ from fastapi import APIRouter, Header, Query, Request
 from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from rollout.errors import Gone, NotFound
+from rollout.errors import Gone, IdempotencyConflict, NotFound
 from rollout.milestone import reached
 from rollout.queue import GroupStatus, RolloutQueue, Submission
+from rollout.types import RolloutRequest
 from services.api_errors import ApiError, from_validation
 from services.auth import Grant
 from services.gateway_parts import GatewayParts
@@ -28,6 +29,7 @@ from services.submissions import (
     check_key,
     check_stop_tokens,
     public_id,
+    queue_key,
     split_id,
     to_requests,
 )
@@ -79,7 +81,7 @@ class RolloutApi:
         prompts = await self._parts.rollout_reader.read(body.all_prompts, field=field, status=422)
         requests = to_requests(body, prompts, self._fleet)
         queue = self._parts.queue(run)
-        accepted = await queue.submit(requests, idempotency_key=key, body_digest=body_digest(raw))
+        accepted = await _accept(queue, requests, key, body_digest(raw))
         reached(Milestone.ACCEPTED)
         return _accepted(run, accepted)
 
@@ -210,6 +212,15 @@ def _parse(raw: Any) -> SubmitBody:
         return SubmitBody.model_validate(raw)
     except ValidationError as error:
         raise from_validation(error, 422) from None
+
+
+async def _accept(queue: RolloutQueue, requests: Sequence[RolloutRequest], key: str | None, digest: str) -> Submission:
+    """Raises what `submit` does, with the key as the client knows it."""
+    try:
+        return await queue.submit(requests, idempotency_key=key and queue_key(key), body_digest=digest)
+    except IdempotencyConflict as conflict:
+        message = f"idempotency key {key!r} was used for submission {conflict.submission_id} with another body"
+        raise IdempotencyConflict(message, conflict.submission_id) from None
 
 
 def _accepted(run: str, submission: Submission) -> Response:

@@ -149,6 +149,16 @@ def check_key(key: str | None) -> str | None:
     return key
 
 
+def queue_key(key: str) -> str:
+    """By which the queue knows a client's key. Every key of the trainer's (`feed:...`, `eval:...`) has a colon, so a
+    client's that has one gets a name of its own; all others are the same in the queue, also of a gateway before this one.
+
+    >>> queue_key("feed:default:0"), queue_key("k1")
+    ('http:feed:default:0', 'k1')
+    """
+    return f"http:{key}" if ":" in key else key
+
+
 def public_id(run: str, submission_id: str) -> str:
     """Names a submission across runs; made of characters that stay as they are in a path."""
     return f"{run}{_ID_SEPARATOR}{submission_id}"

@@ -92,7 +92,7 @@ def _open_groups(books: Books) -> Iterator[str]:
         if group.state is None:
             yield f"group {gid} has not ended, and its record is gone"
         elif not group.listed:
-            yield f"group {gid} is {group.state}, and no stream has it"
+            yield f"group {gid} is {group.state}, and would never be handed out"
 
 
 def _missing(books: Books, files: RunFiles) -> Iterator[str]:
@@ -107,7 +107,8 @@ def _missing(books: Books, files: RunFiles) -> Iterator[str]:
 def _missing_prompts(books: Books, files: RunFiles) -> Iterator[str]:
     """Blocks of the run's own prompts that were submitted before its checkpoint: see `feeder`."""
     prefix, cursor = f"feed:{books.run}:", 0
-    starts = sorted(int(key.removeprefix(prefix)) for key in books.keys if key.startswith(prefix))
+    named = (key.removeprefix(prefix) for key in books.keys if key.startswith(prefix))
+    starts = sorted(int(name) for name in named if name.isascii() and name.isdigit())
     submitted = 0 if files.checkpoint is None else files.checkpoint.data_cursor
     while cursor < submitted:
         size = len(books.marks.get(books.keys.get(f"{prefix}{cursor}", ""), ""))

@@ -12,13 +12,14 @@ import pytest
 
 from rollout.board import Heartbeat, ReplicaRole, ReplicaState, RoleSwitch
 from rollout.config import RewardEntry
-from rollout.errors import StoreUnavailable
+from rollout.errors import IdempotencyConflict, StoreUnavailable
 from rollout.memory_queue import MemoryQueue
 from rollout.queue import QueueLimits
 from rollout.types import Purpose
 from services.gateway_app import build_app
 from services.sample_stream import as_they_finish
 from services.tokenizer import TokenisedPrompt
+from tests.queue_records import a_request
 from tests.unit.gateway_kit import ADMIN, ROLLOUT, Kit, WordTokenizer, bearer, fleet, heartbeat, kit, scored, until
 
 BODY: dict[str, Any] = {"prompts": ["one two", "three"], "n": 2, "sampling": {"max_tokens": 4, "seed": 9}}
@@ -100,6 +101,23 @@ async def test_the_same_key_with_another_body_is_a_conflict(http: httpx.AsyncCli
     assert answer.status_code == 409
     assert "k1" in answer.json()["error"]["message"]
     assert (await gateway.queues["default"].ledger()).accepted == 2
+
+
+@pytest.mark.parametrize("key", ["feed:default:0", "eval:default:1:start:0:sampled", "http:feed:default:0"])
+async def test_a_client_has_no_key_of_the_trainers_and_hears_of_its_own(
+    http: httpx.AsyncClient, gateway: Kit, key: str
+) -> None:
+    first, again = await submit(http, key=key), await submit(http, key=key)
+    assert (again.json()["id"], again.json()["replayed"]) == (first.json()["id"], True)
+    conflict = (await submit(http, {**BODY, "n": 3}, key=key)).json()["error"]["message"]
+    assert conflict.startswith(f"idempotency key '{key}' was used for")
+    assert (await gateway.queues["default"].submit([a_request()], idempotency_key=key)).created
+
+
+async def test_a_key_without_a_colon_is_the_same_in_the_queue(http: httpx.AsyncClient, gateway: Kit) -> None:
+    await submit(http, key="k1")
+    with pytest.raises(IdempotencyConflict):
+        await gateway.queues["default"].submit([a_request()], idempotency_key="k1")
 
 
 async def test_many_at_once_with_one_key_are_one_submission(http: httpx.AsyncClient, gateway: Kit) -> None:
