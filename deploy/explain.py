@@ -11,7 +11,7 @@ from deploy.run_place import RunPlace
 from rollout.books import OUTCOMES
 from rollout.errors import NotFound
 from rollout.group_record import GroupRecord
-from rollout.queue import group_id
+from rollout.queue import group_id, place_of
 from rollout.redis_books import RedisBooks
 from rollout.redis_store import RedisStore
 from rollout.types import GroupState, Sample
@@ -53,9 +53,12 @@ async def _named(books: RedisBooks, identifier: str) -> list[tuple[str, str]]:
     """Groups of this name, each with the server's letter."""
     if marks := await books.submission(identifier):
         return [(group_id(identifier, i), letter) for i, letter in enumerate(marks)]
-    sid, _, index = identifier.rpartition("-")
-    marks = await books.submission(sid) if index.isdigit() else ""
-    return [(identifier, marks[int(index)])] if index.isdigit() and int(index) < len(marks) else []
+    place = place_of(identifier)
+    if place is None:
+        return []
+    sid, index = place
+    marks = await books.submission(sid)
+    return [(identifier, marks[index])] if index < len(marks) else []
 
 
 async def _story(books: RedisBooks, gid: str, letter: str, journal: list[JournalEntry]) -> Story:

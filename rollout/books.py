@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rollout.board import CurrentVersion
-from rollout.queue import Ledger, group_id
+from rollout.queue import Ledger, group_id, place_of
 from rollout.types import GroupState, Purpose
 
 OUTCOMES = {
@@ -27,7 +27,8 @@ class OpenGroup:
     """None where there is no record."""
     purpose: Purpose | None
     listed: bool
-    """Whether the stream that its state calls for has the entry that it names."""
+    """Whether it stands where it would be handed out: its stream has the entry that it names, and its lease can run out, it
+    was given back, or nobody was given it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,10 @@ class Books:
 
     def outcome(self, gid: str) -> GroupState | None:
         """How a group ended; None where it has not. Raises KeyError where the server knows none of this name."""
-        sid, _, index = gid.rpartition("-")
-        marks = self.marks[sid]
-        if not index.isdigit() or int(index) >= len(marks):
+        place = place_of(gid)
+        if place is None or place[1] >= len(self.marks[place[0]]):
             raise KeyError(gid)
-        return OUTCOMES.get(marks[int(index)])
+        return OUTCOMES.get(self.marks[place[0]][place[1]])
 
     def known(self, gid: str) -> bool:
         """Whether the server accepted a group of this name."""

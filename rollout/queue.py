@@ -17,11 +17,25 @@ SETTLED_STATES = frozenset({GroupState.TRAINED, GroupState.FILTERED, GroupState.
 """How experience may end."""
 MAX_REASON_CHARS = 500
 """Longer reasons are cut."""
+_MOST_DIGITS = 9
+"""Of an index, as the scripts read it."""
 
 
 def group_id(submission_id: str, index: int) -> str:
     """Id of a submission's group."""
     return f"{submission_id}-{index}"
+
+
+def place_of(gid: str) -> tuple[str, int] | None:
+    """Submission and index of the group of this id; None for what `group_id` never gives.
+
+    >>> place_of("ab-3"), place_of("ab-03"), place_of("ab-³")
+    (('ab', 3), None, None)
+    """
+    sid, _, index = gid.rpartition("-")
+    if not (index.isascii() and index.isdigit() and len(index) <= _MOST_DIGITS):
+        return None
+    return (sid, int(index)) if group_id(sid, int(index)) == gid else None
 
 
 @dataclass(frozen=True, slots=True)

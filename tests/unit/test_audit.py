@@ -110,10 +110,10 @@ BROKEN: dict[str, tuple[Change, str, str]] = {
         "P1",
         "b-2 has not ended, and its record is gone",
     ),
-    "an open group that no stream has": (
+    "an open group that nobody would be given": (
         of_books(open_groups=books().open_groups | {"b-3": replace(QUEUED, listed=False)}),
         "P1",
-        "b-3 is queued, and no stream has it",
+        "b-3 is queued, and would never be handed out",
     ),
     "a journaled group that the server never heard of": (
         of_files(journal=[FIRST, entry(2, "b-0", "gone-7")]),
@@ -226,6 +226,19 @@ def test_groups_of_a_skipped_step_and_stale_ones_of_a_repeated_one_may_have_ende
         books(), marks=books().marks | {"a": "xssx"}, ledger=replace(books().ledger, trained=0, stale=2, dead=2)
     )
     assert problems(skipped, files()) == {}
+
+
+@pytest.mark.parametrize("key", ["feed:run:abc", "feed:run:²", "feed:run:"])
+def test_a_key_that_only_looks_like_the_feeders_hides_no_prompts_and_ends_no_audit(key: str) -> None:
+    assert problems(replace(books(), keys=books().keys | {key: "c"}), files()) == {}
+    lost = replace(books(), keys={"feed:run:4": "b", key: "c"})
+    assert "the run's prompts 0 to 3 were submitted" in "".join(problems(lost, files())["P1"])
+
+
+@pytest.mark.parametrize("gid", ["a", "a-00", "a-²", "a-4", "a--1", "a-" + 5000 * "1", "z-0", ""])
+def test_books_know_a_group_by_the_one_name_that_it_has(gid: str) -> None:
+    assert not books().known(gid)
+    assert books().known("a-0")
 
 
 def test_a_step_that_was_written_again_counts_once() -> None:
