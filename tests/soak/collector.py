@@ -19,6 +19,8 @@ class Collector:
     def __init__(self, url: str, token: str) -> None:
         self._client = AsyncRolloutClient(url, token, retry_s=_PATIENCE_S)
         self._open = 0
+        self.full = asyncio.Event()
+        """Nothing more is submitted, once it is set."""
         self.accepted: list[str] = []
         """Groups that the gateway acknowledged."""
         self.ended: Counter[str] = Counter()
@@ -29,7 +31,7 @@ class Collector:
     async def run(self) -> None:
         async with self._client, asyncio.TaskGroup() as reading:
             while True:
-                if self._open < _MOST_OPEN:
+                if self._open < _MOST_OPEN and not self.full.is_set():
                     await self._submit(reading)
                 await asyncio.sleep(_EVERY_S)
 

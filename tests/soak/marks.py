@@ -45,18 +45,24 @@ class Blow:
 
 
 def recovery_s(blow: Blow, marks: Iterable[Mark]) -> float | None:
-    """From the blow, or its end where it has one, until the role got on: after a kill, another incarnation of it."""
+    """From the blow, or its end where it has one, until the role got on: its victim, or after a kill another one."""
     if blow.ended_at is None:
         return None
     role = Role.REPLICA if blow.fault.role is Role.ENGINE else blow.fault.role
-    killed = blow.victim if blow.fault.kind is Kind.KILL else None
-    after = [mark.at for mark in marks if mark.role is role and mark.began > blow.ended_at and mark.by != killed]
+    killed = blow.fault.kind is Kind.KILL
+    mine = [mark for mark in marks if mark.role is role and (not mark.by or (mark.by == blow.victim) is not killed)]
+    after = [mark.at for mark in mine if mark.began > blow.ended_at]
     return min(after) - blow.ended_at if after else None
+
+
+def is_to_restore(fault: Fault) -> bool:
+    """After such a kill a replica is missing, whatever the others do meanwhile."""
+    return fault.kind is Kind.KILL and fault.role in {Role.ENGINE, Role.REPLICA}
 
 
 def restored_s(blow: Blow, looks: Sequence[Look]) -> float | None:
     """From the kill of an engine or a replica until as many replicas as before are healthy without its victim."""
-    if blow.fired_at is None or blow.fault.kind is not Kind.KILL or blow.fault.role not in {Role.ENGINE, Role.REPLICA}:
+    if blow.fired_at is None or not is_to_restore(blow.fault):
         return None
     before = max((len(look.healthy) for look in looks if look.at <= blow.fired_at), default=1)
     whole = [look.at for look in looks if look.at > blow.fired_at and len(look.healthy - {blow.victim}) >= before]

@@ -8,7 +8,7 @@ from typing import Any
 from tests.bench.verdicts import Verdict, at_most, rows
 from tests.soak.audit import Audit
 from tests.soak.figures import committed, shares
-from tests.soak.marks import Blow, recovery_s, restored_s
+from tests.soak.marks import Blow, is_to_restore, recovery_s, restored_s
 from tests.soak.plan import Plan, Role
 from tests.soak.session import Told
 
@@ -17,9 +17,9 @@ LEAST_STEPS = 0.4
 DEFINITIONS = {
     "steps": "by which the run got ahead, those alone that the checkpoint of its end contains; the undisturbed ones"
     " were taken on the same fleet before the first fault, and are scaled to the same time",
-    "recovery_s": "from the fault, or its end where it has one, until the role got on (after a kill, another"
-    " incarnation of it): engine and replica, the next tokens harvested; gateway, the first token of a user who came"
-    " since; trainer, the next step; redis, the next answer",
+    "recovery_s": "from the fault, or its end where it has one, until its victim got on (after a kill, another"
+    " incarnation of the role): engine and replica, the next tokens harvested; gateway, the first token of a user"
+    " who came since; trainer, the next step; redis, the next answer",
     "restored_s": "from the kill of an engine or a replica until as many replicas as before are healthy",
     "shares": "of the trainer's time. training: updating and publishing, of steps that stayed; waiting: for experience,"
     " before these; undone: steps that a kill took back and that were done again; else: checkpoints, restarts, standing"
@@ -46,6 +46,7 @@ def build_report(plan: Plan, told: Told, audit: Audit, *, fleet_code: int) -> di
         "collected": {
             "accepted": len(told.collector.accepted),
             "unknown": list(told.unknown),
+            "open": list(told.open),
             "ended": dict(told.collector.ended),
             "errors": dict(told.collector.errors),
         },
@@ -79,6 +80,8 @@ def verdicts(report: Mapping[str, Any]) -> list[Verdict]:
         Verdict("steps, of what an undisturbed run commits", ratio, f">= {LEAST_STEPS:g}", enough),
         at_most("faults that met nobody", len(report["faults"]) - len(fired), 0),
         at_most("faults after which their role did not get on", sum(f["recovery_s"] is None for f in fired), 0),
+        at_most("kills after which a replica was missing to the end", sum(map(_missing, fired)), 0),
+        at_most("acknowledged groups that had not ended at the end", len(report["collected"]["open"]), 0),
         at_most("acknowledged groups that the queue does not know", len(report["collected"]["unknown"]), 0),
         at_most("processes that did not end with 0", sum(code != 0 for code in report["exit_codes"].values()), 0),
     ]
@@ -117,8 +120,13 @@ def _fault(blow: Blow, told: Told) -> dict[str, Any]:
         "victim": blow.victim,
         "fired": blow.fired_at is not None,
         "recovery_s": _rounded(recovery_s(blow, told.marks)),
+        "to_restore": is_to_restore(blow.fault),
         "restored_s": _rounded(restored_s(blow, told.looks)),
     }
+
+
+def _missing(fault: Mapping[str, Any]) -> bool:
+    return fault["to_restore"] and fault["restored_s"] is None
 
 
 def _steps(told: Told, audit: Audit) -> dict[str, Any]:

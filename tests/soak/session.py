@@ -13,8 +13,9 @@ from typing import Any
 
 from deploy.demo.display import Display
 from deploy.demo.traffic import WITH, Timing, Traffic
+from rollout.books import Books
 from rollout.redis_board import RedisBoard
-from rollout.redis_queue import RedisQueue
+from rollout.redis_books import RedisBooks
 from rollout.redis_store import RedisStore
 from tests.running_fleet import RunningFleet
 from tests.soak.collector import Collector
@@ -33,6 +34,8 @@ _IMPATIENT_S = 1.0
 """That a look waits for a server that is away."""
 _VICTIM_S = 60.0
 """That a fault waits for somebody who has its role."""
+_SETTLE_S = 180.0
+"""That replicas may take to be whole again after the last fault's time, and groups to end."""
 _TICK_S = 0.5
 _USER_RATE, _USERS_AT_ONCE, _USER_TOKENS = 1.0, 4, 8
 _USER_PROMPTS = ("the quick", "one two", "spell this word")
@@ -52,6 +55,8 @@ class Told:
     collector: Collector
     unknown: Sequence[str]
     """Groups that were acknowledged and that the queue does not know."""
+    open: Sequence[str]
+    """Groups that were acknowledged and had not ended when all had been whole again for long enough."""
     starts: int
     """Of the trainer."""
     trainer_code: int
@@ -81,6 +86,7 @@ class Session:
             await self._until(lambda: self.watch.step >= _WARM_STEPS, _WARM_S)
         calm = await self._calm()
         blows, faults = await self._suffer()
+        books = await self._settled()
         self.display.phase("SIGTERM to the trainer")
         self.trainer.stop()
         code = await self.running
@@ -94,7 +100,8 @@ class Session:
             looks=self.watch.looks,
             users=self.traffic.timings,
             collector=self.collector,
-            unknown=await self._unknown(),
+            unknown=[gid for gid in self.collector.accepted if not books.known(gid)],
+            open=[gid for gid in self.collector.accepted if books.known(gid) and books.outcome(gid) is None],
             starts=self.trainer.starts,
             trainer_code=code,
         )
@@ -144,10 +151,18 @@ class Session:
         ended = sum(self.collector.ended.values())
         return f"s · step {watch.step} · {healthy}/{REPLICAS} replicas · {answered} users · {ended} groups collected"
 
-    async def _unknown(self) -> list[str]:
-        accepted = self.collector.accepted
-        found = await RedisQueue(self.store, self.fleet.config.run).status(accepted)
-        return [gid for gid, status in zip(accepted, found, strict=True) if status is None]
+    async def _settled(self) -> Books:
+        """The server's, once all replicas are healthy and every group of the collector's has ended, or in the end."""
+        self.display.phase("until all is whole and every collected group has ended")
+        self.collector.full.set()
+        until = time.time() + _SETTLE_S
+        while True:
+            books = await RedisBooks(self.store, self.fleet.config.run).books()
+            known = [gid for gid in self.collector.accepted if books.known(gid)]
+            whole = bool(self.watch.looks) and len(self.watch.looks[-1].healthy) >= REPLICAS
+            if (whole and all(books.outcome(gid) is not None for gid in known)) or time.time() > until:
+                return books
+            await self._until(lambda: False, _TICK_S)
 
 
 @asynccontextmanager

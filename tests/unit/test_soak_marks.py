@@ -34,7 +34,7 @@ def test_an_engine_shows_in_its_replica() -> None:
 
 
 def test_one_that_stood_still_gets_on_itself_after_the_end_of_it() -> None:
-    marks = [mark(Role.REPLICA, 103, "old"), mark(Role.REPLICA, 106, "old")]
+    marks = [mark(Role.REPLICA, 103, "old"), mark(Role.REPLICA, 105.5, "other"), mark(Role.REPLICA, 106, "old")]
     assert recovery_s(blow(Role.REPLICA, Kind.STOP, lasts=5.0), marks) == 1
 
 

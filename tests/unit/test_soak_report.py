@@ -44,6 +44,7 @@ def told(*, every_s: float = 2.0, blows: Sequence[Blow] = (KILLED, CUT), **more:
         users=[Timing(WITH, 210.0, 0.1, None, 0.1, 8), Timing(WITH, 211.0, 0.0, None, 0.0, 0, "503")],
         collector=Collector("http://127.0.0.1:1", "token"),
         unknown=(),
+        open=(),
         starts=1,
         trainer_code=0,
     )
@@ -96,6 +97,8 @@ def test_each_other_bar_is_missed_by_its_own_fault() -> None:
     assert failures(told(), audit=replace(AUDIT, code=1)) == ["exit code of nightshift audit"]
     assert failures(told(blows=[nobody])) == ["faults that met nobody"]
     assert failures(told(blows=[gone])) == ["faults after which their role did not get on"]
+    assert failures(told(looks=told().looks[:12])) == ["kills after which a replica was missing to the end"]
+    assert failures(told(open=["g"])) == ["acknowledged groups that had not ended at the end"]
     assert failures(told(unknown=["g"])) == ["acknowledged groups that the queue does not know"]
     assert failures(told(trainer_code=1)) == ["processes that did not end with 0"]
     assert failures(told(), fleet_code=-9) == ["processes that did not end with 0"]
