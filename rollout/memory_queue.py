@@ -124,6 +124,10 @@ class MemoryQueue:
     async def status(self, group_ids: Sequence[str], *, with_groups: bool = False) -> list[GroupStatus | None]:
         return [self._status(gid, with_groups=with_groups) for gid in group_ids]
 
+    async def outcomes(self, group_ids: Sequence[str]) -> list[GroupState | None]:
+        states = [self._records[gid].state if gid in self._records else None for gid in group_ids]
+        return [state if state in TERMINAL_STATES else None for state in states]
+
     # engines
 
     async def lease(self, consumer: str, *, count: int, lease_s: float, purposes: Sequence[Purpose]) -> list[Lease]:  # noqa: ARG002

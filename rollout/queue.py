@@ -165,6 +165,11 @@ class RolloutQueue(Protocol):
         """In the order asked; None where the record is no longer kept."""
         ...
 
+    async def outcomes(self, group_ids: Sequence[str]) -> list[GroupState | None]:
+        """How each of them ended, for as long as the run, also where the record is no longer kept; None where it has
+        not, or where there is none of this name."""
+        ...
+
     # engines
     async def lease(self, consumer: str, *, count: int, lease_s: float, purposes: Sequence[Purpose]) -> list[Lease]:
         """Up to `count` groups, purposes in the order given, expired leases before fresh work.

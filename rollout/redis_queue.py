@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from rollout.books import OUTCOMES
 from rollout.codec import (
     decode_group,
     decode_partial,
@@ -43,6 +44,7 @@ from rollout.queue import (
     QueueStats,
     Submission,
     group_id,
+    place_of,
 )
 from rollout.redis_store import Argument, RedisStore, ScriptRefusal
 from rollout.salvage import Chunk, Salvaged, assembled
@@ -120,6 +122,14 @@ class RedisQueue:
             page = group_ids[start : start + _STATUS_PAGE]
             rows = await self._store.commands([("HMGET", self._key(f"group:{gid}"), *fields) for gid in page])
             found += [_status(gid, row) for gid, row in zip(page, rows, strict=True)]
+        return found
+
+    async def outcomes(self, group_ids: Sequence[str]) -> list[GroupState | None]:
+        found: list[GroupState | None] = []
+        for start in range(0, len(group_ids), _STATUS_PAGE):
+            places = [place_of(gid) or ("", 0) for gid in group_ids[start : start + _STATUS_PAGE]]
+            asked = [("GETRANGE", self._key(f"sub:{sid}"), index, index) for sid, index in places]
+            found += [OUTCOMES.get(letter.decode()) for letter in await self._store.commands(asked)]
         return found
 
     # engines

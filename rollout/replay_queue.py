@@ -136,6 +136,9 @@ class ReplayQueue:
     async def status(self, group_ids: Sequence[str], *, with_groups: bool = False) -> list[GroupStatus | None]:
         return [await self._status(gid, with_groups=with_groups) for gid in group_ids]
 
+    async def outcomes(self, group_ids: Sequence[str]) -> list[GroupState | None]:
+        return [self._ended[gid][0] if gid in self._ended else None for gid in group_ids]
+
     async def ledger(self) -> Ledger:
         ended = Counter(state.value for state, _ in self._ended.values())
         return Ledger(accepted=len(self._numbers), **ended, experience=len(self._numbers) - ended.total())

@@ -1,11 +1,11 @@
 """Which journaled steps a resumed run does again, and under which numbers."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import structlog
 
-from rollout.queue import GroupStatus, RolloutQueue
+from rollout.queue import RolloutQueue
 from rollout.types import GroupState
 from trainer.journal import Journal, JournalEntry
 
@@ -33,14 +33,21 @@ async def steps_to_repeat(queue: RolloutQueue, journal: Journal, *, after: int) 
 
 async def repeatable(queue: RolloutQueue, entries: Sequence[JournalEntry]) -> list[JournalEntry]:
     """The entries that no lost checkpoint contained."""
-    return [entry for entry in entries if not settled_by_checkpoint(await queue.status(entry.group_ids))]
+    return [entry for entry in entries if not settled_by_checkpoint(await _states(queue, entry.group_ids))]
 
 
-def settled_by_checkpoint(statuses: Sequence[GroupStatus | None]) -> bool:
-    """Whether a checkpoint contained the step of these groups; None is one whose record has expired.
+async def _states(queue: RolloutQueue, group_ids: Sequence[str]) -> set[GroupState | None]:
+    """Of groups whose trainer may have been away for longer than their records are kept; None is one that the server
+    does not know."""
+    known = dict(zip(group_ids, await queue.status(group_ids), strict=True))
+    outcomes = await queue.outcomes([gid for gid, status in known.items() if status is None])
+    return {*outcomes, *(status.state for status in known.values() if status is not None)}
+
+
+def settled_by_checkpoint(states: Set[GroupState | None]) -> bool:
+    """Whether a checkpoint contained the step whose groups are in these states.
 
     A step that was skipped settles all of its groups as dead without any checkpoint, and a repetition may drop all of
     them as stale: it is repeated as an empty one, so that every later step keeps its number.
     """
-    states = {None if status is None else status.state for status in statuses}
     return GroupState.EXPERIENCE not in states and not states <= {GroupState.DEAD, GroupState.STALE}

@@ -291,6 +291,8 @@ async def test_ended_groups_are_readable_until_retention_ends_and_known_afterwar
         while (await queue.status(submission.group_ids))[0] is not None:  # noqa: ASYNC110 - the server's own clock
             await asyncio.sleep(0.05)
     assert (await queue.submission(submission.id)).group_ids == submission.group_ids
+    asked = [*submission.group_ids, f"{submission.id}-1", submission.id, "nobody-0", "nobody"]
+    assert await queue.outcomes(asked) == [GroupState.DELIVERED, None, None, None, None]
     assert not (await queue.submit([a_request(purpose=Purpose.EVAL)], idempotency_key="k")).created
     await assert_exact(queue)
 

@@ -201,6 +201,7 @@ class TwinQueues(RuleBasedStateMachine):
     @invariant()
     def states_depths_and_dead_letters_agree(self) -> None:
         self.both(lambda q: q.status(self.known))
+        self.both(lambda q: q.outcomes(self.known))
         self.both(lambda q: q.stats())
         self.both(lambda q: q.dead_letters())
 

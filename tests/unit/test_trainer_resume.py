@@ -7,6 +7,7 @@ import pytest
 from rollout.config import RedisConfig
 from rollout.memory_queue import MemoryQueue
 from rollout.prompts import read_prompts
+from rollout.queue import QueueLimits
 from rollout.types import GroupState, Purpose
 from tests.queue_records import a_group, a_request
 from tests.trainer_kit import train_config
@@ -51,6 +52,29 @@ async def test_a_step_without_a_group_left_is_repeated_as_an_empty_one_and_later
     for one in entries:
         journal.append(one)
     assert await steps_to_repeat(queue, journal, after=4) == (entries, 0)
+
+
+@pytest.mark.parametrize("outcome", [GroupState.DEAD, GroupState.STALE, GroupState.TRAINED])
+async def test_what_became_of_a_step_is_known_when_the_records_of_its_groups_are_gone(
+    tmp_path: Path, outcome: GroupState
+) -> None:
+    now = [0]
+    queue = MemoryQueue("run", clock=lambda: now[0])
+    token = await queue.acquire_writer("trainer", ttl_s=60)
+    ids = await scored(queue, 4)
+    await queue.settle(token, ids[:2], outcome)
+    now[0] = 1000 * (QueueLimits().dead_retain_s + 1)
+    token = await queue.acquire_writer("the next", ttl_s=60)
+    journal = Journal(tmp_path / "journal.jsonl")
+    entries = [entry(5, *ids[:2]), entry(6, *ids[2:])]
+    for one in entries:
+        journal.append(one)
+    assert await queue.status(ids[:2]) == [None, None]
+    kept, lost = await steps_to_repeat(queue, journal, after=4)
+    if outcome is GroupState.TRAINED:
+        assert ([(one.step, one.group_ids) for one in kept], lost) == ([(5, tuple(ids[2:]))], 1)
+    else:
+        assert (kept, lost) == (entries, 0)
 
 
 async def test_a_lost_checkpoint_renumbers_what_follows_it(tmp_path: Path) -> None:
