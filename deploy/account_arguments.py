@@ -47,7 +47,8 @@ def _place(args: argparse.Namespace) -> "RunPlace":
 def _add_audit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     text = (
         "Recompute from Redis, the journal and the checkpoints alone whether a run's promises hold: a line each, and"
-        " every group, step or version that contradicts one. Exits with 1 where one does. The trainer may run on."
+        " every group, step or version that contradicts one. Exits with 1 where one does, with 5 where the run"
+        " went on too fast to tell. The trainer may run on."
     )
     parser = commands.add_parser("audit", help="whether a run's promises hold", description=text, allow_abbrev=False)
     parser.add_argument("--files-only", action="store_true", help="judge the run's directory alone, without Redis")

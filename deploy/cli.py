@@ -1,9 +1,9 @@
 """The command `nightshift`.
 
 Exit codes: 0 done, 1 the work failed (engine, training, a goal), 2 the command, configuration or environment is wrong
-and nothing was started, 3 Redis or the gateway does not answer, 4 a run has to be looked at before it can go on, 130
-interrupted by the user. Errors are one paragraph with the remedy; `--debug` shows the traceback as well. Heavy imports
-happen inside the commands, after parsing.
+and nothing was started, 3 Redis or the gateway does not answer, 4 a run has to be looked at before it can go on, 5 an
+audit could not tell, 130 interrupted by the user. Errors are one paragraph with the remedy; `--debug` shows the
+traceback as well. Heavy imports happen inside the commands, after parsing.
 """
 
 import argparse
@@ -126,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="nightshift",
         description="RL rollouts on the idle seats of a live vLLM serving fleet.",
         epilog="Exit codes: 0 done, 1 failed, 2 wrong command or configuration, "
-        "3 Redis or gateway not there, 4 a run has to be looked at, 130 interrupted.",
+        "3 Redis or gateway not there, 4 a run has to be looked at, 5 an audit could not tell, 130 interrupted.",
     )
     parser.add_argument("--debug", action="store_true", help="show tracebacks and all log lines")
     parser.set_defaults(command=None, takes_flags=False)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollout.errors import WeightsError
-from rollout.weights import WeightManifest, published_versions, read_manifest, version_dir
+from rollout.weights import MANIFEST, WeightManifest, published_versions, read_manifest, version_dir
 from trainer.checkpoint import TrainerState, complete_checkpoints, read_checkpoint
 from trainer.errors import CheckpointError, ForeignServer
 from trainer.journal import JournalEntry, JournalError, read_journal
@@ -76,7 +76,8 @@ def _checkpoint(directory: Path, damages: list[str]) -> TrainerState | None:
         try:
             return read_checkpoint(one).state
         except CheckpointError as error:
-            damages.append(str(error))
+            if one.exists():  # else it was retired meanwhile
+                damages.append(str(error))
     return None
 
 
@@ -103,7 +104,7 @@ def _manifests(weights_dir: Path, damages: list[str]) -> list[WeightManifest]:
         try:
             manifest = read_manifest(directory)
         except WeightsError as error:
-            if directory.exists():  # else it was retired meanwhile
+            if (directory / MANIFEST).exists():  # else it was retired meanwhile
                 damages.append(str(error))
             continue
         if manifest.version != version:
