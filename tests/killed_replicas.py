@@ -24,7 +24,10 @@ from rollout.types import Segment
 from rollout.weights import WeightManifest
 from tests.fake_trainer import AdapterTrainer, FakeTrainer
 from tests.fleet_processes import engine_processes
+from tests.processes import wait_until_gone
 from tests.running_fleet import START_S, RunningFleet
+
+_GONE_S = 30.0
 
 
 @dataclass
@@ -41,7 +44,10 @@ class Death:
         self._of([victim.pid])
 
     def of_engine(self, victim: Heartbeat) -> None:
-        self._of(engine_processes(victim.pid))
+        """Until it is gone: the kernel frees gigabytes before it closes the sockets of a process."""
+        processes = engine_processes(victim.pid)
+        self._of(processes)
+        assert wait_until_gone(processes, seconds=_GONE_S) == []
 
     def _of(self, processes: Sequence[int]) -> None:
         for pid in processes:
