@@ -80,14 +80,14 @@ def _guarded(args: argparse.Namespace, flags: list[str]) -> int:
 
 def _code(error: Exception) -> int:
     from rollout.errors import ConfigError, StoreUnavailable
-    from trainer.errors import CheckpointError, ForeignServer, NothingToTrain, TrainingDiverged
+    from trainer.errors import CheckpointError, ForeignServer, NothingToTrain, OlderServer, TrainingDiverged
 
     match error:
         case ConfigError():
             return USAGE
         case StoreUnavailable():
             return UNAVAILABLE
-        case CheckpointError() | ForeignServer() | NothingToTrain() | TrainingDiverged():
+        case CheckpointError() | ForeignServer() | NothingToTrain() | OlderServer() | TrainingDiverged():
             return STUCK
         case _:
             return FAILED

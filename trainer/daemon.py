@@ -27,7 +27,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.errors import WorkerDied, WorkerLost
 from trainer.feeder import Feeder
-from trainer.known_server import check_server
+from trainer.known_server import check_age, check_server
 from trainer.ray_session import joined_ray
 from trainer.replay import ReplayFeed, canary_prompts, claim_source, open_recording
 from trainer.restarts import Restarts
@@ -47,7 +47,8 @@ def run(config: TrainConfig) -> int:
     """Train until done or stopped by SIGTERM or SIGINT; 0 then. Needs `config.redis.url` or `config.replay`.
 
     Raises a NightshiftError that says what went wrong (ConfigError, ModelError, StoreUnavailable, ForeignServer,
-    WriterBusy, Fenced, RecordingError, CheckpointError, WorkerDied, TrainingDiverged); nothing that was started stays.
+    OlderServer, WriterBusy, Fenced, RecordingError, CheckpointError, WorkerDied, TrainingDiverged); nothing that was
+    started stays.
     """
     os.environ.setdefault("DS_ACCELERATOR", config.workers.device)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -113,9 +114,12 @@ async def _live(
         from trainer.ray_groups import RayGroups
 
         claim_source(config.run_dir, None)
-        await check_server(RedisQueue(store, config.run), config.run_dir, where=store.config.redacted_url)
+        queue, where = RedisQueue(store, config.run), store.config.redacted_url
+        await check_server(queue, config.run_dir, where=where)
         # Not before both are held: until then an earlier trainer may still write checkpoints and retire older ones.
         checkpoint = await asyncio.to_thread(checkpoints.newest)
+        if checkpoint is not None:
+            await check_age(queue, config.run_dir, checkpoint.state, where=where)
         inputs = Inputs(prompts, eval_prompts, checkpoints, checkpoint)
         _keep_config(config)
         feed = Feeder(claim.queue, prompts, config, cursor=inputs.cursor)

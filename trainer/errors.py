@@ -15,6 +15,10 @@ class ForeignServer(NightshiftError, RuntimeError):
     """The server is not the one that the run has used, or has lost its data."""
 
 
+class OlderServer(NightshiftError, RuntimeError):
+    """The server's data are older than the run's newest checkpoint by so much that groups would be trained again."""
+
+
 class NothingToTrain(NightshiftError, RuntimeError):
     """Group after group ends dead and none can be trained; the message carries the last reason."""
 

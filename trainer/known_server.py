@@ -1,17 +1,21 @@
-"""Whether the server is the one that a run has always used.
+"""Whether the server is the one that a run has always used, as it left it.
 
 Server and run directory keep the same random name. Trained on with another server, or with one that lost its data, a
-run would take the numbers of that one's groups, versions and writers for its own.
+run would take the numbers of that one's groups, versions and writers for its own; with older data of its own server, it
+would train groups again that its weights have learned from.
 """
 
+import asyncio
 import json
 import secrets
 from pathlib import Path
 
 from rollout.durable import write_text
 from rollout.redis_queue import RedisQueue
-from trainer.checkpoint import complete_checkpoints
-from trainer.errors import ForeignServer
+from rollout.types import TERMINAL_STATES
+from trainer.checkpoint import TrainerState, complete_checkpoints
+from trainer.errors import ForeignServer, OlderServer
+from trainer.journal import read_journal
 
 _FILE = "server.json"
 
@@ -48,6 +52,35 @@ async def check_server(queue: RedisQueue, run_dir: Path, *, where: str) -> None:
         found = await queue.name_server(known or secrets.token_hex(8))
     if found != known:
         write_text(run_dir / _FILE, json.dumps({"identity": found}))
+
+
+async def check_age(queue: RedisQueue, run_dir: Path, checkpoint: TrainerState, *, where: str) -> None:
+    """Raises OlderServer where groups that `checkpoint` contains would be trained again; `where` the server is.
+
+    What the checkpoint itself has to settle is settled at the start, so a server that is older by less than a
+    checkpoint's period will do. So will one that lost groups together with their submissions: it hands none of them
+    out.
+    """
+    trained, had = (await queue.ledger()).trained, checkpoint.ledger.get("trained", 0)
+    if trained >= had:
+        return
+    if again := await _open_again(queue, run_dir, checkpoint):
+        raise OlderServer(
+            f"run {queue.run}: {where} has older data than the run: it counts {trained} trained groups, and had {had}"
+            f" at the checkpoint of step {checkpoint.step}; {len(again)} groups that this contains would be trained"
+            f" again, {again[0]} for one. `nightshift audit --run {queue.run}` names them all. Restore newer data of"
+            " the server, or the run's directory as of these (docs/operations.md, Backup and restore). To train on"
+            " without what was in the queue, begin another --run with model.path at the checkpoint's policy/"
+        )
+
+
+async def _open_again(queue: RedisQueue, run_dir: Path, checkpoint: TrainerState) -> list[str]:
+    """Groups of the checkpoint's steps that the server would hand out, and that the checkpoint has not to settle."""
+    journal, _ = await asyncio.to_thread(read_journal, run_dir / "journal.jsonl")
+    history = {entry.step: entry for entry in journal if entry.step <= checkpoint.step}
+    settled = {gid for entry in history.values() for gid in entry.group_ids} - {*checkpoint.settled_ids}
+    statuses = await queue.status(sorted(settled))
+    return [status.group_id for status in statuses if status is not None and status.state not in TERMINAL_STATES]
 
 
 def _begun(run_dir: Path) -> bool:

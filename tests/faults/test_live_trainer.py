@@ -3,6 +3,7 @@ checkpoint: the next one goes on, no version is used twice, and no group is lost
 
 import asyncio
 import json
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -169,6 +170,52 @@ async def test_a_run_that_has_begun_is_refused_by_a_server_that_is_not_its_own_a
             assert "ForeignServer" in misled.output
             assert await contents(store) == before
     await run.trained(fault)
+
+
+@pytest.mark.fault("Redis restored from an older backup", "P2")
+async def test_a_run_is_refused_by_data_of_its_server_that_would_have_it_train_groups_again(
+    model_dir: Path, tmp_path: Path, fault: FaultRow
+) -> None:
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        async with connected(server.url, outage_s=30) as store:
+            config = light_config(tmp_path, store.config, "restored", model_dir)
+            async with replicating(LightReplica(store, config, tmp_path)) as replica:
+                run = Run(config, store, replica)
+                with LightTrainer(config, Milestone.CHECKPOINT_SEALED, 1) as victim:
+                    assert await victim.exit_code() == -signal.SIGKILL, victim.output
+                older = copied(server, tmp_path / "older")
+                await run.trained(fault)
+            newer = copied(server, tmp_path / "newer")
+            await asyncio.to_thread(put_back, server, older)
+            found = await contradictions(config.run_dir, store)
+            assert any(line.endswith("(step 1), and would be trained again") for line in found), found
+            with LightTrainer(config) as misled:
+                assert await misled.exit_code() == REFUSED, misled.output
+            had = STEPS // 2 * config.batch_groups
+            assert "OlderServer: run restored: " in misled.output
+            assert f"counts 0 trained groups, and had {had} at the checkpoint of step {STEPS}" in misled.output
+            await asyncio.to_thread(put_back, server, newer)
+            await run.books()
+
+
+def copied(server: EmbeddedRedis, to: Path) -> Path:
+    """The server's data, as an operator copies them while it runs."""
+    to.mkdir()
+    for path in append_only_files(server):
+        (to / path.name).write_bytes(path.read_bytes())
+    return to
+
+
+def put_back(server: EmbeddedRedis, copy: Path) -> None:
+    """The server is killed, and started on those data."""
+    os.kill(server.pid, signal.SIGKILL)
+    for path in append_only_files(server):
+        path.write_bytes((copy / path.name).read_bytes())
+    server.start()
+
+
+def append_only_files(server: EmbeddedRedis) -> list[Path]:
+    return [path for path in server.directory.rglob("*.aof*") if path.is_file()]
 
 
 async def contents(store: RedisStore) -> list[bytes]:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from tests.queue_records import a_group, a_request, connected
 from trainer.checkpoint import CheckpointStore, TrainerState
 from trainer.errors import ForeignServer
 from trainer.journal import Journal, JournalEntry
-from trainer.known_server import check_server
+from trainer.known_server import check_age, check_server
 
 BLOCK = 4
 
@@ -39,9 +39,15 @@ class Run:
     cursor: int = 0
     step: int = 0
 
+    @property
+    def _checkpoints(self) -> CheckpointStore:
+        return CheckpointStore(self.directory / "checkpoints", keep=2)
+
     async def claim(self) -> None:
         self.token = await self.queue.acquire_writer("trainer", ttl_s=60)
         await check_server(self.queue, self.directory, where="the server")
+        if (checkpoint := self._checkpoints.newest()) is not None:
+            await check_age(self.queue, self.directory, checkpoint.state, where="the server")
 
     async def submit(self) -> list[str]:
         """A block of its prompts."""
@@ -70,8 +76,9 @@ class Run:
         async def confirm() -> None:
             pass
 
-        state = TrainerState(self.step, self.cursor, 0, settled_ids=tuple(ids), fencing_token=self.token)
-        await CheckpointStore(self.directory / "checkpoints", keep=2).save(state, write, confirm)
+        ledger = asdict(await self.queue.ledger())
+        state = TrainerState(self.step, self.cursor, 0, settled_ids=tuple(ids), fencing_token=self.token, ledger=ledger)
+        await self._checkpoints.save(state, write, confirm)
         await self.queue.settle(self.token, ids, GroupState.TRAINED)
 
 
@@ -114,7 +121,8 @@ async def test_a_cut_append_only_file_costs_what_its_tail_held_and_the_auditor_n
         assert {gid for gid in lost if any(gid in line for line in found)} == set(lost)
         assert "P1: the run's prompts 4 to 7 were submitted and are unknown to the server" in found
         assert all(line.startswith("P1: ") for line in found), found
-        assert len(found) == len(lost) + 1
+        assert "P1: the server counts 4 accepted, and had 8 at the checkpoint of step 2" in found
+        assert len(found) == len(lost) + 2
         await run.claim()  # the same server, so the run may go on
         assert await run.train() == []
 

@@ -1,14 +1,19 @@
 """A run goes on with its own server and refuses any other, at a real Redis."""
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
-from trainer.errors import ForeignServer
+from rollout.types import GroupState, Purpose
+from tests.queue_records import a_group, a_request
+from trainer.checkpoint import TrainerState
+from trainer.errors import ForeignServer, OlderServer
 from trainer.journal import Journal, JournalEntry
-from trainer.known_server import check_server, known_server
+from trainer.known_server import check_age, check_server, known_server
 
 
 @pytest.fixture
@@ -76,3 +81,58 @@ async def test_a_run_from_before_servers_had_names_gives_its_own_one(queue: Redi
     begin(tmp_path)
     await check_server(queue, tmp_path, where="here")
     assert known_server(tmp_path) == await queue.identity() is not None
+
+
+async def scored(queue: RedisQueue) -> tuple[int, list[str]]:
+    """The groups of two steps, and the token of who trains them."""
+    token = await queue.acquire_writer("trainer", ttl_s=60)
+    ids = (await queue.submit([a_request(i) for i in range(4)])).group_ids
+    for lease in await queue.lease("engine", count=4, lease_s=60, purposes=[Purpose.TRAIN]):
+        await queue.complete(lease, a_group())
+    return token, list(ids)
+
+
+def journaled(run_dir: Path, *steps: Sequence[str]) -> None:
+    journal = Journal(run_dir / "journal.jsonl")
+    for step, ids in enumerate(steps, start=1):
+        journal.append(JournalEntry(step, step, tuple(ids), (), (), 0))
+    journal.close()
+
+
+async def test_a_server_that_would_hand_out_what_an_earlier_checkpoint_settled_is_refused(
+    queue: RedisQueue, tmp_path: Path
+) -> None:
+    _, ids = await scored(queue)
+    journaled(tmp_path, ids[:2], ids[2:])
+    second = TrainerState(2, 4, 0, settled_ids=tuple(ids[2:]), ledger={"accepted": 4, "trained": 2})
+    said = rf"counts 0 trained groups, and had 2 at .* step 2; 2 groups .*{ids[0]}.*nightshift audit"
+    with pytest.raises(OlderServer, match=f"here has older data .* {said}"):
+        await check_age(queue, tmp_path, second, where="here")
+
+
+async def test_a_server_goes_on_whatever_the_checkpoint_alone_has_settled_or_still_to_settle(
+    queue: RedisQueue, tmp_path: Path
+) -> None:
+    token, ids = await scored(queue)
+    journaled(tmp_path, ids[:2], ids[2:])
+    first = TrainerState(1, 4, 0, settled_ids=tuple(ids[:2]), ledger=asdict(await queue.ledger()))
+    await check_age(queue, tmp_path, first, where="here")
+    await queue.settle(token, ids[:2], GroupState.TRAINED)
+    await check_age(queue, tmp_path, first, where="here")
+    second = TrainerState(2, 4, 0, settled_ids=tuple(ids[2:]), ledger=asdict(await queue.ledger()))
+    await check_age(queue, tmp_path, second, where="here")
+
+
+async def test_a_server_that_knows_nothing_of_groups_that_it_had_trained_goes_on_with_those_that_it_knows(
+    queue: RedisQueue, tmp_path: Path
+) -> None:
+    _, ids = await scored(queue)
+    journaled(tmp_path, ["lost-0", "lost-1"], ids[:2])
+    second = TrainerState(2, 8, 0, settled_ids=tuple(ids[:2]), ledger={"accepted": 8, "trained": 2})
+    await check_age(queue, tmp_path, second, where="here")
+
+
+async def test_a_checkpoint_from_before_it_kept_the_counters_is_gone_on_from(queue: RedisQueue, tmp_path: Path) -> None:
+    _, ids = await scored(queue)
+    journaled(tmp_path, ids[:2], ids[2:])
+    await check_age(queue, tmp_path, TrainerState(2, 4, 0, settled_ids=tuple(ids[2:])), where="here")
