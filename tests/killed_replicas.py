@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,9 +67,12 @@ class Killer(FakeTrainer):
         """The next version, whose collective ends as the victim does."""
         self.victim = victim
         manifest = await self.publish(noise=noise)
-        with pytest.raises(RuntimeError):
+        with self.interruption():
             await self.push(manifest, replicas=replicas)
         self.victim = None
+
+    def interruption(self) -> AbstractContextManager[object]:
+        return pytest.raises(RuntimeError)
 
     def _broadcast(self, store: dist.TCPStore, epoch: int, size: int, manifest: WeightManifest, spoil: bool) -> None:
         if self.victim is not None:
@@ -81,7 +84,11 @@ class Killer(FakeTrainer):
 
 
 class EngineKiller(Killer):
-    """The same of its engine alone, which its replica's process has to find out."""
+    """The same of its engine alone, which its replica's process has to find out. That process receives, on CPU, and the
+    collective goes on."""
+
+    def interruption(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def _kill(self, victim: Heartbeat) -> None:
         self.death.of_engine(victim)
