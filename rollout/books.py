@@ -27,8 +27,8 @@ class OpenGroup:
     """None where there is no record."""
     purpose: Purpose | None
     listed: bool
-    """Whether it stands where it would be handed out: its stream has the entry that it names, and its lease can run out, it
-    was given back, or nobody was given it yet."""
+    """Whether it stands where it would be handed out: its stream has the entry that it names, and its lease can run
+    out, it was given back, or nobody was given it yet."""
 
 
 @dataclass(frozen=True, slots=True)

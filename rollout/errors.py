@@ -79,5 +79,9 @@ class StoreUnavailable(NightshiftError, ConnectionError):
     """Redis did not answer; nothing is known to have been written."""
 
 
+class StoreFull(StoreUnavailable):
+    """Redis refused a write that may grow its memory, which is at its limit; nothing was written."""
+
+
 class RewardError(NightshiftError, RuntimeError):
     """A verifier raised, timed out or returned something that is not a finite number."""

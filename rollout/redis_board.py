@@ -2,6 +2,7 @@
 
 Keys of a run share its slot with those of its queue; those of a fleet (`<ns>:{<fleet>}:fleet:...`) have their own. What
 concerns both is checked in the run's slot first and then written in the fleet's; replicas check token and epoch again.
+What may grow the server's memory is written by a script, which is let through at maxmemory too.
 """
 
 import dataclasses
@@ -50,7 +51,7 @@ class RedisBoard:
         await self._fleet_script("board_attach", fleet, "attached", run, "")
 
     async def keep(self, fleet: str, kept: Kept, *, ttl_s: float) -> None:
-        await self._store.command("SET", self._fleet_key(fleet, "kept"), _json(kept), "PX", max(1, round(ttl_s * 1000)))
+        await self._fleet_script("board_put", fleet, "kept", _json(kept), _ms(ttl_s))
 
     async def kept(self, fleet: str) -> Kept | None:
         raw = await self._store.command("GET", self._fleet_key(fleet, "kept"))
@@ -64,7 +65,7 @@ class RedisBoard:
         return None if run is None else str(run.decode())
 
     async def register_run(self, fleet: str, run: str) -> None:
-        await self._store.command("SADD", self._fleet_key(fleet, "runs"), run)
+        await self._fleet_script("board_register", fleet, "runs", run)
 
     async def runs(self, fleet: str) -> list[str]:
         return sorted(r.decode() for r in await self._store.command("SMEMBERS", self._fleet_key(fleet, "runs")))
@@ -82,7 +83,7 @@ class RedisBoard:
     # replicas
 
     async def heartbeat(self, fleet: str, beat: Heartbeat, *, ttl_s: float) -> None:
-        await self._fleet_script("board_beat", fleet, "beats", beat.replica, _json(beat), max(1, round(ttl_s * 1000)))
+        await self._fleet_script("board_beat", fleet, "beats", beat.replica, _json(beat), _ms(ttl_s))
 
     async def retire(self, fleet: str, replica: str) -> None:
         await self._fleet_script("board_retire", fleet, "beats", replica)
@@ -98,7 +99,7 @@ class RedisBoard:
 
     async def pin(self, fleet: str, pin: Pin, *, ttl_s: float) -> None:
         await self._run_script("check_writer", pin.run, pin.fencing_token)
-        await self._store.command("SET", self._fleet_key(fleet, "pin"), _json(pin), "PX", max(1, round(ttl_s * 1000)))
+        await self._fleet_script("board_put", fleet, "pin", _json(pin), _ms(ttl_s))
 
     async def unpin(self, fleet: str, run: str, token: int) -> None:
         await self._run_script("check_writer", run, token)
@@ -165,6 +166,10 @@ class RedisBoard:
 
 def _json(record: CurrentVersion | Heartbeat | Invitation | Kept | Membership | Pin) -> str:
     return json.dumps(dataclasses.asdict(record), sort_keys=True)
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
 
 
 def _heartbeat(raw: dict[str, Any]) -> Heartbeat:

@@ -201,8 +201,7 @@ class RedisQueue:
 
     async def name_server(self, identity: str) -> str:
         """Unless it has a name; returns the one that it has then."""
-        await self._store.command("HSETNX", self._key("writer"), "identity", identity)
-        return await self.identity() or identity
+        return str((await self._run("name_server", identity)).decode())
 
     async def release_writer(self, token: int) -> None:
         await self._run("release_writer", token)

@@ -40,7 +40,7 @@ from redis.exceptions import (
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from rollout.config import RedisConfig
-from rollout.errors import ConfigError, StoreUnavailable
+from rollout.errors import ConfigError, StoreFull, StoreUnavailable
 from rollout.redis_server import GRANT, unsuitable
 
 log = structlog.get_logger(__name__)
@@ -53,12 +53,14 @@ _SCRIPT = r"^-(?:ERR Error running script .*?: -)?"
 _PASSING = re.compile(_SCRIPT + r"(BUSY|READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|NOREPLICAS) ")
 _READ_ONLY = re.compile(_SCRIPT + r"READONLY ")
 _REFUSALS = (
-    (r"OOM|MISCONF", "refuses writes (memory or disk is full, see its maxmemory and log)", ""),
+    (r"MISCONF", "refuses writes (its disk is full or fails, see its log)", ""),
     (r"-NOPERM |can't run this command|can't access at least one", "refuses this user", f". Grant it {GRANT}"),
     (r"-(MOVED|ASK|CROSSSLOT) ", "is part of a Redis Cluster", ". Give the address of a standalone server"),
     (r"DB index", "has no such database", ". Leave the number out of the address, or use 0"),
 )
 """(pattern, what it means, remedy) of answers that say something about the server rather than about the call."""
+
+_OUT_OF_MEMORY = re.compile(_SCRIPT + r"OOM ")
 
 Argument = str | bytes | int | float
 
@@ -286,6 +288,8 @@ def _translated(error: RedisError, where: str, namespace: str) -> Exception:
         return ScriptRefusal(code, detail)
     if isinstance(error, AuthenticationError):
         return StoreUnavailable(f"{where} refused the login: {error}")
+    if _OUT_OF_MEMORY.search(_said(error)):
+        return StoreFull(f"{where} accepts no more (its memory is full, see its maxmemory): {error}")
     for pattern, meaning, remedy in _REFUSALS:
         if re.search(pattern, _said(error)):
             return StoreUnavailable(f"{where} {meaning}: {error}{remedy.format(namespace=namespace)}")
@@ -306,6 +310,6 @@ def _text(value: str | bytes) -> str:
 def _script(name: str) -> tuple[str, str]:
     """(source, SHA-1) of a script with the prelude of its family."""
     folder = resources.files("rollout") / "lua"
-    prelude = "" if name.startswith("board_") else (folder / "common.lua").read_text()
-    source = prelude + (folder / f"{name}.lua").read_text()
+    prelude = "board_common" if name.startswith("board_") else "common"
+    source = "".join((folder / f"{part}.lua").read_text() for part in (prelude, name))
     return source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()

@@ -10,12 +10,12 @@ from typing import Any
 
 import structlog
 
-from rollout.errors import NightshiftError, QueueFull
+from rollout.errors import NightshiftError, QueueFull, StoreFull
 from rollout.prompts import Prompt
 from rollout.queue import GroupStatus, RolloutQueue, Submission
 from rollout.types import TERMINAL_STATES, GroupState, Purpose
 from trainer.config import TrainConfig
-from trainer.feeder import request_of
+from trainer.feeder import MEMORY_S, request_of
 
 log = structlog.get_logger(__name__)
 
@@ -74,7 +74,7 @@ async def evaluate(
 async def _submit(
     queue: RolloutQueue, prompts: Sequence[Prompt], config: TrainConfig, key: str, *, greedy: bool
 ) -> Submission:
-    """Waits while the queue is full. Raises QueueFull when it could never hold them."""
+    """Waits while the queue or the server's memory is full. Raises QueueFull when it could never hold them."""
     n, temperature = (1, 0.0) if greedy else (config.evaluation.n, config.sampling.temperature)
     requests = [request_of(p, config, purpose=Purpose.EVAL, n=n, temperature=temperature) for p in prompts]
     while True:
@@ -85,6 +85,9 @@ async def _submit(
                 raise
             log.warning("evaluation waits for room in the queue", reason=str(full))
             await asyncio.sleep(full.retry_after_s)
+        except StoreFull as full:
+            log.warning("evaluation waits for room in the server's memory", reason=str(full))
+            await asyncio.sleep(MEMORY_S)
 
 
 async def _ended(queue: RolloutQueue, group_ids: Sequence[str], stall_s: float) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import structlog
 
-from rollout.errors import IdempotencyConflict, QueueFull
+from rollout.errors import IdempotencyConflict, QueueFull, StoreFull
 from rollout.prompts import Prompt, take
 from rollout.queue import RolloutQueue
 from rollout.types import Purpose, RewardSpec, RolloutRequest, Sampling
@@ -20,6 +20,8 @@ from trainer.journal import JournalEntry
 log = structlog.get_logger(__name__)
 
 _POLL_S = 0.1
+MEMORY_S = 2.0
+"""Between two looks whether the server has memory again."""
 
 
 def request_of(prompt: Prompt, config: TrainConfig, *, purpose: Purpose, n: int, temperature: float) -> RolloutRequest:
@@ -89,6 +91,9 @@ class Feeder:
                     raise
                 log.info("prompts wait for room in the queue", reason=str(full))
                 await asyncio.sleep(full.retry_after_s)
+            except StoreFull as full:  # the steps need no feeder for what is there, and drain it
+                log.warning("prompts wait for room in the server's memory", reason=str(full))
+                await asyncio.sleep(MEMORY_S)
             await asyncio.sleep(_POLL_S)
 
     async def top_up(self) -> None:

@@ -7,6 +7,7 @@ end
 if ARGV[2] == '' then
   redis.call('DEL', KEYS[1])
 else
+  allow_when_full()
   redis.call('SET', KEYS[1], ARGV[2])
 end
 return 1

@@ -1,7 +1,8 @@
--- KEYS: <ns>:{<fleet>}:fleet:epoch. Returns {number, invitation} of the newest epoch until its deadline, else nil.
-local e = redis.call('HMGET', KEYS[1], 'number', 'invitation', 'deadline')
-local t = redis.call('TIME')
-if not e[1] or t[1] * 1000 + math.floor(t[2] / 1000) >= tonumber(e[3]) then
+-- KEYS: <ns>:{<fleet>}:fleet:epoch. Returns {number, invitation} of the newest epoch until its deadline, else nil. One that
+-- lies further ahead than it was to is of a clock that was set back since.
+local e = redis.call('HMGET', KEYS[1], 'number', 'invitation', 'deadline', 'ttl_ms')
+local left = e[1] and tonumber(e[3]) - now_ms() or 0
+if left <= 0 or left > tonumber(e[4] or left) then
   return false
 end
 return {tonumber(e[1]), e[2]}

@@ -17,7 +17,8 @@
 --                                              the record, and lets the audit count without the ledger
 --   <ns>:{<run>}:idempotency           hash    key -> "<body digest> <submission id>", as long as the run
 --   <ns>:{<run>}:dead                  stream  g=<group id> reason=<text> at=<ms>; the newest 10,000, "letter" in the record
---   <ns>:{<run>}:writer                hash    token owner until cursor call identity
+--   <ns>:{<run>}:longest_lease         string  the longest that a lease was ever asked for (ms)
+--   <ns>:{<run>}:writer                hash    token owner until ttl_ms cursor call identity
 --   <ns>:{<run>}:gate                  hash    batch_groups eta credits
 --   <ns>:{<run>}:weights               hash    counter (newest number given), version and current (the pointer, JSON)
 --   <ns>:{<run>}:limits                hash    max_depth max_failures retain_s dead_retain_s; without it the defaults below
@@ -60,10 +61,26 @@ local function now_ms(given)
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 
+-- How long a claim lasts yet, nil where it has run out. One that would last longer than it was asked for is of a clock that
+-- was set back since; without `ttl_ms` the version before wrote it.
+local function time_left(until_ms, ttl_ms, now)
+  local left = tonumber(until_ms or 0) - now
+  return left > 0 and left <= tonumber(ttl_ms or left) and left or nil
+end
+
 -- At maxmemory a script is refused at its first write if that may grow memory, and not afterwards. What drains the
 -- queue or keeps a lease must work then, so it starts with a write that cannot grow anything.
 local function allow_when_full()
   redis.call('XACK', P .. 'rollouts:train', ENGINES, '0-1')
+end
+
+-- The longest that a lease was ever asked for, with this one.
+local function longest_lease(lease_ms)
+  local known = tonumber(redis.call('GET', P .. 'longest_lease') or 0)
+  if lease_ms > known then
+    redis.call('SET', P .. 'longest_lease', int(lease_ms))
+  end
+  return math.max(known, lease_ms)
 end
 
 local function limits()

@@ -6,6 +6,7 @@ local nonce, consumer, want, lease_ms = ARGV[2], ARGV[3], tonumber(ARGV[4]), ton
 local MOST_BURIED = 1000 -- a call ends the dead it meets, but only so many
 local out, granted, buried, former = {}, {}, 0, {}
 local eta = redis.call('HGET', P .. 'gate', 'eta') or ''
+local longest = lease_ms -- of all that were ever asked for
 
 local function bury(purpose, gid, entry, from, reason)
   remove_entry(purpose, gid, entry)
@@ -88,8 +89,14 @@ local function take_fresh(purpose)
   return true
 end
 
+-- A deadline further ahead than twice the longest lease is of a clock that was set back since; twice, so that a small
+-- correction of the clock takes nobody's lease away.
 local function take_expired(purpose)
-  local members = redis.call('ZRANGEBYSCORE', P .. 'leases:' .. purpose, '-inf', int(now), 'LIMIT', '0', int(want - #out))
+  local leases, most = P .. 'leases:' .. purpose, int(want - #out)
+  local members = redis.call('ZRANGEBYSCORE', leases, '-inf', int(now), 'LIMIT', '0', most)
+  if #members == 0 then
+    members = redis.call('ZRANGEBYSCORE', leases, '(' .. int(now + 2 * longest), '+inf', 'LIMIT', '0', most)
+  end
   take_members(purpose, members, 'leased', 1)
   return #members > 0
 end
@@ -125,6 +132,8 @@ if last and string.sub(last, 1, #nonce + 1) == nonce .. ' ' then -- this very ca
   return out
 end
 
+allow_when_full()
+longest = longest_lease(lease_ms)
 for i = 6, #ARGV do
   drain(take_expired, ARGV[i])
 end

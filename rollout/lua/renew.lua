@@ -1,5 +1,6 @@
 -- ARGV: now or "", lease_ms, then per lease its group id and attempt. Returns the new deadline of each, 0 where lost.
 allow_when_full()
+longest_lease(tonumber(ARGV[2]))
 local deadline = now_ms(ARGV[1]) + tonumber(ARGV[2])
 local out = {}
 for i = 3, #ARGV, 2 do

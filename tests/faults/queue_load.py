@@ -1,18 +1,21 @@
 """Producers, engines and a trainer that work on one queue as fast as they can, and what each had acknowledged."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from rollout.books import Books
 from rollout.errors import LeaseLost, QueueFull
+from rollout.redis_books import RedisBooks
 from rollout.redis_queue import RedisQueue
+from rollout.redis_store import RedisStore
 from rollout.types import GroupState, Purpose
 from tests.fault_rows import FaultRow
 from tests.queue_records import a_group, a_request
 
 _PATIENCE_S = 60.0
+_LEASE_S = 60.0
 
 
 @dataclass
@@ -63,7 +66,7 @@ class Work:
 
     async def generate(self, queue: RedisQueue, name: str) -> None:
         while not self._stopping.is_set():
-            for lease in await queue.lease(name, count=4, lease_s=60, purposes=[Purpose.TRAIN]):
+            for lease in await queue.lease(name, count=4, lease_s=_LEASE_S, purposes=[Purpose.TRAIN]):
                 try:
                     await queue.complete(lease, a_group())
                 except LeaseLost:
@@ -79,8 +82,9 @@ class Work:
             self.settled.update(ids)
             await asyncio.sleep(0)
 
-    def check(self, books: Books, fault: FaultRow) -> None:
-        """The server has all that was acknowledged, once, and the ledger is exact."""
+    async def check(self, store: RedisStore, run: str, fault: FaultRow) -> None:
+        """The server has all that was acknowledged, once, the ledger is exact, and what is pending is handed out."""
+        books = await RedisBooks(store, run).books()
         acknowledged = set(self.submitted)
         fault.lost = len([gid for gid in acknowledged if not books.known(gid)])
         fault.duplicated = len(self.submitted) - len(acknowledged)
@@ -91,3 +95,14 @@ class Work:
         assert self.settled <= self.completed
         scored = {gid for gid, group in books.open_groups.items() if group.state is GroupState.EXPERIENCE}
         assert scored == self.completed - self.settled
+        assert all(group.listed for group in books.open_groups.values())
+        assert await _handed_out(store, run) == books.open_groups.keys() - scored
+
+
+async def _handed_out(store: RedisStore, run: str) -> set[str]:
+    """All that one consumer gets who comes when every lease has run out."""
+    later = time.time_ns() // 1_000_000 + round(2 * _LEASE_S * 1000)
+    queue, found = RedisQueue(store, run, clock_ms=lambda: later), set[str]()
+    while leases := await queue.lease("later", count=100, lease_s=_LEASE_S, purposes=[Purpose.TRAIN]):
+        found.update(lease.group_id for lease in leases)
+    return found

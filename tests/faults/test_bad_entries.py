@@ -84,7 +84,8 @@ class Run:
         self.queue, self.books = RedisQueue(store, directory.name), RedisBooks(store, directory.name)
 
     async def overwrite(self, gid: str, field: str, data: bytes) -> None:
-        await self.store.command("HSET", f"test:{{{self.directory.name}}}:group:{gid}", field, data)
+        added = await self.store.command("HSET", f"test:{{{self.directory.name}}}:group:{gid}", field, data)
+        assert added == 0, "nothing was there to be overwritten"
 
     async def check_dead(self, gid: str, reason: str) -> None:
         """The one dead letter, after one look."""

@@ -15,7 +15,6 @@ import deploy.redis_wire
 from deploy.embedded_redis import EmbeddedRedis, RedisBinary, newest_redis_server
 from rollout.errors import StoreUnavailable
 from rollout.queue import QueueLimits
-from rollout.redis_books import RedisBooks
 from rollout.redis_queue import RedisQueue
 from tests.fault_rows import FaultRow
 from tests.faults.queue_load import Work
@@ -62,7 +61,7 @@ async def test_nothing_acknowledged_is_lost_and_nothing_is_counted_twice(
                 with fault.recovery():
                     await kill(server)
                     await work.until(lambda n=known: len(work.submitted) > n)  # type: ignore[misc]
-        work.check(await RedisBooks(store, "killed").books(), fault)
+        await work.check(store, "killed", fault)
 
 
 @pytest.mark.fault("Redis away for longer than allowed", "P1")

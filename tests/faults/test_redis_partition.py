@@ -10,7 +10,6 @@ import pytest
 
 from deploy.embedded_redis import EmbeddedRedis
 from rollout.queue import QueueLimits
-from rollout.redis_books import RedisBooks
 from rollout.redis_queue import RedisQueue
 from tests.fault_rows import FaultRow
 from tests.faults.queue_load import Work
@@ -81,4 +80,4 @@ async def test_a_role_that_loses_its_way_to_redis_loses_nothing(
                 await work.until(lambda: all(now > then for now, then in zip(work.sizes, before, strict=True)))
             await work.until(lambda: all(now > then + 20 for now, then in zip(work.sizes, before, strict=True)))
         store = await stack.enter_async_context(connected(redis_server.url))
-        work.check(await RedisBooks(store, run).books(), fault)
+        await work.check(store, run, fault)

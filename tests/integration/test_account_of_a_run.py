@@ -85,6 +85,22 @@ async def test_the_books_miss_what_vanished_from_the_server(
     assert found.recount().leased == 0
 
 
+async def test_the_books_miss_a_group_that_nobody_would_be_given(
+    redis_store: RedisStore, queue: RedisQueue, books: RedisBooks
+) -> None:
+    await queue.submit([a_request(i) for i in range(4)])
+    held, back, lost = await queue.lease("engine", count=3, lease_s=60, purposes=BOTH)
+    await queue.release(back, reason="seats were needed")
+    assert all(group.listed for group in (await books.books()).open_groups.values())
+    prefix = f"{redis_store.config.namespace}:{{{queue.run}}}:"
+    await redis_store.command("DEL", f"{prefix}leases:train")
+    await redis_store.command("DEL", f"{prefix}returned:train")
+    await redis_store.command("HSET", f"{prefix}group:{lost.group_id}", "state", "queued")
+    found = (await books.books()).open_groups
+    assert {gid for gid, group in found.items() if not group.listed} == {held.group_id, back.group_id, lost.group_id}
+    assert len(found) == 4
+
+
 async def test_a_record_tells_what_became_of_its_group(queue: RedisQueue, books: RedisBooks) -> None:
     _, (trained, _, dead, leased, *_) = await a_life(queue)
     story = await books.record(trained)

@@ -12,7 +12,7 @@ from rollout.errors import (
     LeaseLost,
     NotFound,
     QueueFull,
-    StoreUnavailable,
+    StoreFull,
     WriterBusy,
 )
 from rollout.queue import QueueLimits
@@ -335,13 +335,14 @@ async def test_the_queue_can_be_drained_when_the_server_is_out_of_memory(
     token = await queue.acquire_writer("t", ttl_s=30)
     await redis_store.command("CONFIG", "SET", "maxmemory", "1")
     try:
-        with pytest.raises(StoreUnavailable, match="full"):
+        with pytest.raises(StoreFull, match="maxmemory"):
             await queue.submit([a_request()])
-        with pytest.raises(StoreUnavailable, match="full"):
+        with pytest.raises(StoreFull, match="maxmemory"):
             await redis_store.command("SET", "any", "value")
         fault.fired = True
         await queue.release_writer(token)
         token = await queue.acquire_writer("restarted", ttl_s=30)
+        assert await queue.name_server("server") == await queue.identity() == "server"
         await queue.set_gate(token, batch_groups=1, eta=0)
         leases = await queue.renew("c", leases, lease_s=60)
         await queue.complete(leases[0], a_group())

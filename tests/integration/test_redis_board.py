@@ -19,6 +19,9 @@ from rollout.errors import Fenced, WriterBusy
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
+from rollout.redis_turns import RedisTurns
+from rollout.redis_wishes import RedisWishes
+from rollout.wishes import Wish
 
 
 @pytest.fixture
@@ -172,3 +175,32 @@ async def test_a_pin_holds_until_it_is_ended_or_its_time_is_up(
         await board.pin(name, Pin(name, "r1", 3, token + 1), ttl_s=60)
     with pytest.raises(Fenced):
         await board.unpin(name, name, token + 1)
+
+
+async def test_the_board_goes_on_when_the_server_is_out_of_memory(
+    board: RedisBoard, redis_store: RedisStore, name: str
+) -> None:
+    token = await writer(redis_store, name)
+    pin, kept = Pin(name, "r1", 3, token), Kept(name, "/models/policy", CurrentVersion("policy", 3, "/w", "d", token))
+    turns, wishes = RedisTurns(redis_store, name), RedisWishes(redis_store)
+    await redis_store.command("CONFIG", "SET", "maxmemory", "1")
+    try:
+        await board.register_run(name, name)
+        await board.attach(name, name, token)
+        await board.heartbeat(name, a_beat("r1"), ttl_s=60)
+        epoch = await board.open_epoch(name, an_invitation(name, token))
+        await board.ack(name, epoch, "r1", "h1")
+        await board.freeze(name, token, Membership(epoch, {"r1": 1}, {}))
+        await board.pin(name, pin, ttl_s=60)
+        await board.keep(name, kept, ttl_s=60)
+        assert await turns.take("r1", share=0.5, ttl_s=60)
+        assert await wishes.lead(name, "gateway", ttl_s=60) == 1
+        await wishes.wish(name, Wish(1, frozenset({"r1"})), ttl_s=60)
+    finally:
+        await redis_store.command("CONFIG", "SET", "maxmemory", "0")
+    assert (await board.runs(name), await board.attached_run(name)) == ([name], name)
+    assert await board.replicas(name) == [a_beat("r1")]
+    assert await board.acks(name, epoch) == {"r1": "h1"}
+    assert await board.membership(name, epoch) == Membership(epoch, {"r1": 1}, {})
+    assert (await board.pinned(name), await board.kept(name)) == (pin, kept)
+    assert await wishes.wished(name) == Wish(1, frozenset({"r1"}))

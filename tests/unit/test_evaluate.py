@@ -1,16 +1,20 @@
 """An evaluation measures the policy of its own session, whatever earlier sessions asked under the same name."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import trainer.evaluate
+import trainer.feeder
 from rollout.config import RedisConfig
-from rollout.errors import QueueFull
+from rollout.errors import QueueFull, StoreFull
 from rollout.memory_queue import MemoryQueue
 from rollout.prompts import Prompt
-from rollout.queue import QueueLimits
-from rollout.types import Purpose
+from rollout.queue import QueueLimits, Submission
+from rollout.types import Purpose, RolloutRequest
 from tests.queue_records import a_group
 from tests.trainer_kit import train_config
 from trainer.evaluate import Evaluation, evaluate
@@ -70,3 +74,28 @@ async def test_what_the_queue_can_never_hold_is_an_error_and_not_a_wait(tmp_path
     assert config.batch_groups > 2
     with pytest.raises(QueueFull, match="max_depth=2, which not even"):
         await asyncio.wait_for(Feeder(queue, PROMPTS, config, cursor=0).run(), 5)
+
+
+class FullOnce(MemoryQueue):
+    """Of a server that is out of memory at the first call."""
+
+    full = True
+
+    async def submit(self, requests: Sequence[RolloutRequest], **named: Any) -> Submission:
+        if self.full:
+            self.full = False
+            raise StoreFull("its memory is full")
+        return await super().submit(requests, **named)
+
+
+async def test_a_server_without_memory_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (trainer.feeder, trainer.evaluate):
+        monkeypatch.setattr(module, "MEMORY_S", 0.01)
+    assert (await evaluated(FullOnce("run"), tmp_path, session=1, reward=0.5)).reward_sampled == 0.5
+    queue, config = FullOnce("run"), train_config(tmp_path, RedisConfig(), "run", tmp_path)
+    feeding = asyncio.create_task(Feeder(queue, PROMPTS, config, cursor=0).run())
+    async with asyncio.timeout(5):
+        while not (await queue.ledger()).queued:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    assert not feeding.done()
+    feeding.cancel()
