@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollout.rewards import BUILTIN, refused_dataset
@@ -64,18 +64,30 @@ def _check_trainable(body: SubmitBody) -> None:
 
 
 def _check_metadata(body: SubmitBody, limits: LimitsConfig) -> None:
-    entries = body.metadata if isinstance(body.metadata, list) else [body.metadata]
-    named: list[tuple[str, Any]] = [
-        (f"metadata.{i}" if isinstance(body.metadata, list) else "metadata", entry) for i, entry in enumerate(entries)
-    ]
+    if isinstance(body.metadata, list):
+        own, shared = {f"metadata.{i}": _bytes(entry) for i, entry in enumerate(body.metadata)}, {}
+    else:
+        own, shared = {}, {"metadata": _bytes(body.metadata)}
     if body.reward:
-        named.append(("reward.params", body.reward.params))
-    for field, value in named:
-        size = len(json.dumps(value, ensure_ascii=False).encode())
+        shared["reward.params"] = _bytes(body.reward.params)
+    for field, size in {**own, **shared}.items():
         if size > limits.max_metadata_bytes:
             raise over_limit(
                 422, field, f"{size} bytes", limits.max_metadata_bytes, "gateway.limits.max_metadata_bytes"
             )
+    _check_copies(shared, len(body.all_prompts), limits)
+
+
+def _check_copies(shared: Mapping[str, int], prompts: int, limits: LimitsConfig) -> None:
+    """What all prompts share is kept with each of them, and a small body could fill the store."""
+    copies = prompts * sum(shared.values())
+    if copies > limits.max_body_bytes:
+        message = f"{copies} bytes, with a copy for each of {prompts} prompts"
+        raise over_limit(422, " and ".join(shared), message, limits.max_body_bytes, "gateway.limits.max_body_bytes")
+
+
+def _bytes(value: Any) -> int:
+    return len(json.dumps(value, ensure_ascii=False).encode())
 
 
 def check_context(field: str, prompt_tokens: int, max_tokens: int, max_model_len: int, *, status: int) -> None:
@@ -151,7 +163,7 @@ def check_key(key: str | None) -> str | None:
 
 def queue_key(key: str) -> str:
     """By which the queue knows a client's key. Every key of the trainer's (`feed:...`, `eval:...`) has a colon, so a
-    client's that has one gets a name of its own; all others are the same in the queue, also of a gateway before this one.
+    client's that has one gets a name of its own; all others are the same in the queue, as gateways always had them.
 
     >>> queue_key("feed:default:0"), queue_key("k1")
     ('http:feed:default:0', 'k1')

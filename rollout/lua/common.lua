@@ -164,6 +164,9 @@ local function finish(gid, purpose, from, outcome, reason, now)
   if redis.call('EXISTS', key) == 1 then
     tell(gid, now, outcome .. (reason == '' and '' or ': ' .. reason))
     redis.call('HSET', key, 'state', outcome, 'reason', reason, 'letter', letter)
+    if outcome == 'cancelled' then -- cost nobody anything: submitted and cancelled again and again, prompts would pile up
+      redis.call('HDEL', key, 'request')
+    end
     local kept = limits()
     redis.call('EXPIRE', key, int(outcome == 'dead' and math.max(kept.retain_s, kept.dead_retain_s) or kept.retain_s))
   end

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from services.gateway_app import build_app
-from tests.unit.gateway_kit import MODEL, ROLLOUT, USER, WordTokenizer, bearer, kit
+from tests.unit.gateway_kit import MODEL, ROLLOUT, USER, WordTokenizer, bearer, fleet, kit
 
 LONG = "word " * 60
 DEEP: Any = "x"
@@ -108,6 +108,14 @@ async def test_bad_submission_is_refused_naming_field_value_and_limit(
 ) -> None:
     answer = await http.post("/v1/rollouts", json=body, headers=bearer(ROLLOUT))
     refused(answer, status, words)
+
+
+async def test_what_all_prompts_share_is_bounded_with_the_copy_that_each_of_them_keeps() -> None:
+    transport = httpx.ASGITransport(build_app(kit(fleet(max_body_bytes=1024)).parts), raise_app_exceptions=False)
+    body = submit(prompts=["a"] * 5, metadata={"k": "v" * 100}, reward={"name": "mine", "params": {"k": "v" * 100}})
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        answer = await client.post("/v1/rollouts", json=body, headers=bearer(ROLLOUT))
+    refused(answer, 422, ["metadata and reward.params", "1090 bytes", "each of 5 prompts", "1024", "max_body_bytes"])
 
 
 def completion(**changes: Any) -> dict[str, Any]:
