@@ -61,11 +61,12 @@ local function now_ms(given)
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 
--- How long a claim lasts yet, nil where it has run out. One that would last longer than it was asked for is of a clock that
--- was set back since; without `ttl_ms` the version before wrote it.
+-- How long a claim lasts yet, nil where it has run out. One that would last twice as long as it was asked for is of a clock
+-- that was set back since; twice, so that a small correction of the clock takes nobody's claim away. Without `ttl_ms` the
+-- version before wrote it.
 local function time_left(until_ms, ttl_ms, now)
   local left = tonumber(until_ms or 0) - now
-  return left > 0 and left <= tonumber(ttl_ms or left) and left or nil
+  return left > 0 and left <= 2 * tonumber(ttl_ms or left) and left or nil
 end
 
 -- At maxmemory a script is refused at its first write if that may grow memory, and not afterwards. What drains the

@@ -136,13 +136,15 @@ async def test_leases_are_taken_over_once_when_the_clock_is_set_forward(
     await check(redis_store, queue, fault)
 
 
-async def test_a_small_correction_of_the_clock_takes_nobodys_lease_away(
+async def test_a_small_correction_of_the_clock_takes_nobodys_lease_or_claim_away(
     redis_store: RedisStore, request: pytest.FixtureRequest
 ) -> None:
     clock = Clock()
     queue, _ = await interrupted(redis_store, request.node.name, clock)
     clock.now -= 500
     assert await queue.lease("after", count=4, lease_s=1, purposes=TRAIN) == []
+    with pytest.raises(WriterBusy):
+        await queue.acquire_writer("after", ttl_s=CLAIM_S)
 
 
 async def test_a_claim_that_the_version_before_wrote_ends_at_its_time(
