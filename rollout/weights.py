@@ -11,9 +11,11 @@ A version is either whole weights or, of a run that trains an adapter and publis
 
 import hashlib
 import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rollout.errors import WeightsError
 
@@ -22,6 +24,8 @@ _SCHEMA = 2
 _READ = frozenset({1, _SCHEMA})
 """Schema 1 knew whole weights alone."""
 _CHUNK = 1 << 22
+_BUCKET_FILE = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)
+"""Plain names: receivers write what they are sent under the names that a manifest gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,7 @@ class WeightManifest:
                 version=raw["version"],
                 step=raw["step"],
                 tensors=tuple(TensorSpec(**{**t, "shape": tuple(t["shape"])}) for t in raw["tensors"]),
-                buckets=tuple(Bucket(**b) for b in raw["buckets"]),
+                buckets=_buckets(raw["buckets"]),
                 canary=Canary(
                     tuple(tuple(ids) for ids in canary["token_ids"]), tuple(tuple(lp) for lp in canary["logprobs"])
                 ),
@@ -129,6 +133,16 @@ class WeightManifest:
                 f"manifest of version {manifest.version}: digest {digest} but buckets say {manifest.digest}"
             )
         return manifest
+
+
+def _buckets(raw: Sequence[Mapping[str, Any]]) -> tuple[Bucket, ...]:
+    """Raises WeightsError where two share a file, or one would lie outside the version's directory."""
+    buckets = tuple(Bucket(**bucket) for bucket in raw)
+    if bad := [bucket.file for bucket in buckets if not _BUCKET_FILE.fullmatch(bucket.file)]:
+        raise WeightsError(f"a manifest's bucket is a file beside it, *.safetensors; not {bad[0]!r}")
+    if len({bucket.file for bucket in buckets}) < len(buckets):
+        raise WeightsError(f"a manifest has two buckets of one file: {', '.join(bucket.file for bucket in buckets)}")
+    return buckets
 
 
 def version_dir(weights_dir: Path, version: int) -> Path:

@@ -70,7 +70,12 @@ class Staging:
                 shutil.rmtree(old)
 
     def of(self, replica: str, version: int, epoch: int) -> Path:
-        """Where a replica of this host stages what it received in an epoch."""
+        """Where a replica of this host stages what it received in an epoch.
+
+        Raises WeightsError for a name that leads elsewhere: those of other replicas come from the board.
+        """
+        if "/" in replica or replica in {"", ".", ".."}:
+            raise WeightsError(f"{replica!r} is not the name of a replica")
         return self._base / replica / f"v{version:08d}-e{epoch}"
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.errors import ConfigError
+from rollout.errors import ConfigError, WeightsError
 from services.staging import Staging, replica_name, shared_with_others
 
 GONE_PID = 2**22 + 1
@@ -82,6 +82,14 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     assert (
         shared_with_others(tmp_path.lstat(), os.getuid() + 1) == f"belongs to user {os.getuid()}, not {os.getuid() + 1}"
     )
+
+
+@pytest.mark.parametrize("name", ["/tmp/host-1-a", "../host-1-a", "..", ""])
+def test_a_copy_is_looked_for_in_no_directory_but_that_of_a_replica(tmp_path: Path, name: str) -> None:
+    staging = Staging(tmp_path, "host-1-b")
+    assert staging.of("host-1-a", 1, 2) == base(tmp_path) / "host-1-a" / "v00000001-e2"
+    with pytest.raises(WeightsError, match="not the name of a replica"):
+        staging.of(name, 1, 2)
 
 
 def test_the_directory_it_makes_is_its_users_alone(tmp_path: Path) -> None:

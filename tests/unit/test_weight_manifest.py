@@ -1,6 +1,7 @@
 """A manifest says what its version is, and an older one is still read."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,6 +53,27 @@ def test_what_is_no_manifest_is_refused(change: dict[str, Any], words: str) -> N
     raw = json.loads(manifest(AdapterForm(4, ("q_proj",), "b")).to_json())
     with pytest.raises(WeightsError, match=words):
         WeightManifest.from_json(json.dumps({**raw, **change}))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        *(("/tmp/model.safetensors",), ("../model.safetensors",), ("a/model.safetensors",), ("..",), ("",)),
+        *(("model.safetensors\n",), ("a\0.safetensors",), (".safetensors",), ("config.json",), (7,)),
+        ("model.safetensors", "model.safetensors"),
+    ],
+    ids=repr,
+)
+def test_buckets_are_files_beside_the_manifest_each_of_its_own(names: tuple[str, ...]) -> None:
+    written = replace(manifest(), buckets=tuple(Bucket(name, 11, "ab" * 32) for name in names))
+    with pytest.raises(WeightsError, match=r"bucket|not a weight manifest"):
+        WeightManifest.from_json(written.to_json())
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "adapter_model.safetensors"])
+def test_names_that_a_trainer_gives_its_buckets_are_read(name: str) -> None:
+    written = replace(manifest(), buckets=(Bucket(name, 11, "ab" * 32),))
+    assert WeightManifest.from_json(written.to_json()) == written
 
 
 def test_the_form_of_an_adapter_is_read_from_its_tensors() -> None:
