@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rollout.errors import StoreUnavailable
+from services.staging import shared_with_others
 
 _MAX_SOCKET_PATH = 107
 
@@ -33,10 +34,11 @@ def socket_path(former: str | None) -> str:
 def _is_free(path: Path) -> bool:
     """Whether its directory can be had again: it may lie in another job's scratch space or runtime directory."""
     try:
-        path.unlink(missing_ok=True)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.parent.stat().st_uid != os.getuid():  # in a shared /tmp somebody else may have made it meanwhile
+        # in a shared /tmp somebody else may have made it meanwhile, or a link in its place
+        if shared_with_others(path.parent.lstat(), os.getuid()) is not None:
             return False
+        path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX) as probe:
             probe.bind(str(path))
         path.unlink()

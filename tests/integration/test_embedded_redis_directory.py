@@ -17,6 +17,7 @@ import pytest
 import deploy.embedded_redis
 import deploy.redis_wire
 from deploy.embedded_redis import EmbeddedRedis
+from deploy.redis_address import socket_path
 from deploy.redis_lock import RunningLock
 from deploy.redis_wire import ask, connect
 from rollout.errors import StoreUnavailable
@@ -173,6 +174,21 @@ def test_a_former_place_of_the_socket_that_cannot_be_had_again_is_replaced(tmp_p
         with EmbeddedRedis(tmp_path) as server:
             assert server.url != f"unix://{former}"
             assert said(server, "PING") == "PONG"
+
+
+def test_a_former_place_that_others_can_change_or_lead_elsewhere_is_left_alone(tmp_path: Path) -> None:
+    (own := tmp_path / "own").mkdir(mode=0o700)
+    assert socket_path(str(own / "s")) == str(own / "s")
+    (own / "s").touch()
+    (link := tmp_path / "link").symlink_to(own)
+    (shared := tmp_path / "shared").mkdir()
+    shared.chmod(0o710)
+    for taken in (link, shared):
+        found = Path(socket_path(str(taken / "s")))
+        assert found.parent not in {taken, own}
+        assert found.parent.stat().st_mode & 0o777 == 0o700
+        found.parent.rmdir()
+    assert (own / "s").exists()
 
 
 def test_no_place_for_a_socket_is_said_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
