@@ -291,7 +291,8 @@ def _describe_flags(message: str) -> str:
     """What argparse says, without its preamble."""
     message = message.removeprefix("error parsing CLI: ")
     unknown = message.removeprefix("unrecognized arguments: ")
-    return message if unknown == message else f"{unknown.split(' ')[0]}: unknown flag; --all-flags lists them all"
+    flag = unknown.split(" ")[0].partition("=")[0]  # what it was given may be a secret
+    return message if unknown == message else f"{flag}: unknown flag; --all-flags lists them all"
 
 
 def _section_at(location: Sequence[int | str], root: type[BaseModel] = NightshiftConfig) -> type[BaseModel] | None:
@@ -303,7 +304,9 @@ def _section_at(location: Sequence[int | str], root: type[BaseModel] = Nightshif
 
 
 def _is_secret(location: Sequence[int | str]) -> bool:
-    """Whether what was given may hold a password: a secret, or the address of Redis."""
+    """Whether what was given may hold a password: a secret, the address of Redis, or what stands for a section."""
+    if _section_at(location) is not None:
+        return True
     section = _section_at(location[:-1])
     field = section.model_fields.get(str(location[-1])) if section and location else None
     return tuple(location) == ("redis", "url") or (field is not None and "SecretStr" in str(field.annotation))

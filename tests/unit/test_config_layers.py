@@ -51,6 +51,33 @@ def test_the_configuration_on_disk_is_the_owners_and_has_no_passwords(toml: Path
     assert "swordfish" not in path.read_text()
 
 
+@pytest.mark.parametrize(
+    ("field", "line"),
+    [
+        ("redis", 'redis = "redis://:hunter2@10.0.0.3:6380/0"'),
+        ("fleet.gateway.auth", 'fleet.gateway.auth = "hunter2"'),
+        ("fleet.gateway.auth", 'fleet.gateway.auth = ["hunter2"]'),
+        ("fleet.gateway", 'fleet.gateway = "hunter2"'),
+    ],
+)
+def test_what_is_given_for_a_whole_section_is_not_repeated(tmp_path: Path, field: str, line: str) -> None:
+    (file := tmp_path / "wrong.toml").write_text(f'{line}\nmodel.path = "m"\n')
+    with pytest.raises(ConfigError, match=f"^{field}: Input should be a valid dictionary") as said:
+        load([file])
+    assert "hunter2" not in str(said.value)
+
+
+def test_nor_is_it_where_the_environment_or_a_misspelt_flag_gives_it(
+    toml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"^--fleet\.gateway\.auth\.usr: unknown flag"):
+        load([toml], ["--fleet.gateway.auth.usr=hunter2"])
+    monkeypatch.setenv("NIGHTSHIFT_FLEET__GATEWAY__AUTH", '"hunter2"')
+    with pytest.raises(ConfigError, match=r"^fleet\.gateway\.auth: Input should be a valid dictionary") as said:
+        load([toml])
+    assert "hunter2" not in str(said.value)
+
+
 def test_a_tilde_is_the_home_directory_everywhere(toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     flags = ["--state_dir", "~/s", "--train.prompts.train", "~/p.jsonl", "--train.runs_dir", "~/r"]
