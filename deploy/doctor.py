@@ -6,6 +6,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
@@ -19,9 +20,12 @@ from deploy.memory import available_bytes
 from deploy.preflight import check_model, check_port
 from rollout.errors import NightshiftError
 from services.environment import check_environment
+from services.private_file import check_mode
 from services.push_config import PushConfig
 
 _GIB = 1024**3
+_SERVICE_ENVIRONMENT = Path("/etc/nightshift/environment")
+"""Of the units in `deploy/systemd`, with tokens in it; systemd reads it, whatever its mode."""
 
 
 class Verdict(StrEnum):
@@ -66,6 +70,7 @@ def _findings(port: int, model: Path | None, state_dir: Path) -> Iterator[Findin
     yield _package("ray", "ray")
     yield _package("deepspeed", "deepspeed")
     yield _attempt("environment", lambda: check_environment(os.environ), "opens no engine to others' code")
+    yield from _service_environment()
     yield _redis()
     yield _port(port, state_dir)
     if model is not None:
@@ -125,6 +130,17 @@ def _redis() -> Finding:
     except NightshiftError as error:
         return Finding("redis-server", Verdict.FAIL, "not found", str(error))
     return Finding("redis-server", Verdict.OK, f"{'.'.join(map(str, server.version))}, {server.path}")
+
+
+def _service_environment() -> Iterator[Finding]:
+    """Nothing where there is no such file, or none that this user can see."""
+    with suppress(OSError):
+        found = _SERVICE_ENVIRONMENT.stat()
+        yield _attempt(
+            "service's environment",
+            lambda: check_mode(_SERVICE_ENVIRONMENT, found),
+            f"{_SERVICE_ENVIRONMENT} is its owner's alone",
+        )
 
 
 def _port(port: int, state_dir: Path) -> Finding:

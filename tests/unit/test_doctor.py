@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import cli
+from deploy import cli, doctor
 from deploy.doctor import _findings
 from tests.command import run
 
@@ -37,6 +37,19 @@ def test_doctor_fails_where_the_environment_opens_the_engines(
     assert cli.run(["doctor", "--json", "--port", "1"]) == cli.USAGE
     (finding,) = [item for item in json.loads(capsys.readouterr().out) if item["check"] == "environment"]
     assert (finding["verdict"], "VLLM_SERVER_DEV_MODE=1" in finding["remedy"]) == ("fail", True)
+
+
+@pytest.mark.parametrize(("mode", "verdict"), [(0o600, "ok"), (0o640, "fail"), (0o644, "fail")])
+def test_doctor_fails_where_others_may_read_the_tokens_of_the_service(
+    mode: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_SERVICE_ENVIRONMENT", file := tmp_path / "environment")
+    assert list(doctor._service_environment()) == []
+    file.touch()
+    file.chmod(mode)
+    (finding,) = doctor._service_environment()
+    assert finding.verdict == verdict
+    assert (f"chmod 600 {file}" in finding.remedy) == (verdict == "fail")
 
 
 @pytest.mark.parametrize("port", ["99999", "-1"])

@@ -1,12 +1,13 @@
 """The service files run commands that exist, stop them as they stop, and do not restart what cannot start."""
 
 import configparser
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from deploy import cli
+from deploy import cli, doctor
 
 UNITS = sorted((Path(cli.__file__).parent / "systemd").glob("*.service"))
 
@@ -44,3 +45,10 @@ def test_a_wrong_configuration_is_not_started_again_and_a_crash_is(path: Path) -
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
 def test_what_they_write_is_for_nobody_else(path: Path) -> None:
     assert unit(path)["Service"]["UMask"] == "0077"
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_the_file_of_their_secrets_is_the_one_that_doctor_looks_at_and_is_said_to_be_private(path: Path) -> None:
+    assert unit(path)["Service"]["EnvironmentFile"] == f"-{doctor._SERVICE_ENVIRONMENT}"
+    comments = " ".join(line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#"))
+    assert re.search(r"okens and REDIS_URL.* has mode 0600, owned by root:root", comments)
