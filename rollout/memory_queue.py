@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from rollout.codec import check_group, encode_partial, encode_request, requests_digest
 from rollout.errors import Fenced, IdempotencyConflict, LeaseLost, NotDead, NotFound, QueueFull, WriterBusy
+from rollout.printable import printable
 from rollout.queue import (
     MAX_REASON_CHARS,
     SETTLED_STATES,
@@ -240,7 +241,7 @@ class MemoryQueue:
         ended = 0
         for gid in group_ids:
             record = self._records.get(gid)
-            if record and record.state is GroupState.EXPERIENCE:
+            if record and (record.state is GroupState.EXPERIENCE or _again(record, outcome)):
                 self._end(gid, outcome, reason)
                 ended += 1
         return ended
@@ -379,10 +380,11 @@ class MemoryQueue:
     def _end(self, gid: str, outcome: GroupState, reason: str) -> None:
         record = self._records[gid]
         record.state, record.ended_ms, record.chunks = outcome, self._clock(), {}
-        record.reason = reason[:MAX_REASON_CHARS] or None
+        reason = printable(reason[:MAX_REASON_CHARS])
+        record.reason = reason or None
         record.lettered = outcome is GroupState.DEAD
         if outcome is GroupState.DEAD:
-            self._dead.append(DeadLetter(gid, reason[:MAX_REASON_CHARS], record.ended_ms))
+            self._dead.append(DeadLetter(gid, reason, record.ended_ms))
 
     def _check_writer(self, token: int) -> None:
         if token != self._writer.token or not self._writer.owner:
@@ -396,6 +398,12 @@ class MemoryQueue:
         pending = (GroupState.QUEUED, GroupState.LEASED, GroupState.EXPERIENCE)
         counts = {state.value: states.count(state) for state in (*TERMINAL_STATES, *pending)}
         return Ledger(accepted=len(states), **counts)
+
+
+def _again(record: _Record, outcome: GroupState) -> bool:
+    """Whether a group that is trained would be generated again."""
+    waits = record.state in {GroupState.QUEUED, GroupState.LEASED}
+    return waits and outcome is GroupState.TRAINED and record.request.purpose is Purpose.TRAIN
 
 
 def _ms(seconds: float) -> int:

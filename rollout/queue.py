@@ -237,7 +237,8 @@ class RolloutQueue(Protocol):
     async def settle(self, token: int, group_ids: Sequence[str], outcome: GroupState, *, reason: str = "") -> int:
         """End experience as trained, filtered, stale or dead; returns how many ended now (those already ended do not).
 
-        Raises Fenced.
+        As trained also train groups that wait or are generated: the store's data are older than the checkpoint that
+        contains them. Raises Fenced.
         """
         ...
 

@@ -27,7 +27,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.errors import WorkerDied, WorkerLost
 from trainer.feeder import Feeder
-from trainer.known_server import check_age, check_server
+from trainer.known_server import check_age, check_server, keep_server
 from trainer.ray_session import joined_ray
 from trainer.replay import ReplayFeed, canary_prompts, claim_source, open_recording
 from trainer.restarts import Restarts
@@ -108,14 +108,15 @@ async def _live(
     async with AsyncExitStack() as stack:
         store = await RedisStore.connect(config.redis, role="trainer")
         stack.push_async_callback(store.close)
+        queue, where = RedisQueue(store, config.run), store.config.redacted_url
+        await check_server(queue, config.run_dir, where=where)
         _join_ray(stack, config, signals)
         claim = await stack.enter_async_context(_claimed(store, config))
         await stack.enter_async_context(run_lock(config.run_dir, patience_s=_patience_s(config)))
         from trainer.ray_groups import RayGroups
 
         claim_source(config.run_dir, None)
-        queue, where = RedisQueue(store, config.run), store.config.redacted_url
-        await check_server(queue, config.run_dir, where=where)
+        await keep_server(queue, config.run_dir)
         # Not before both are held: until then an earlier trainer may still write checkpoints and retire older ones.
         checkpoint = await asyncio.to_thread(checkpoints.newest)
         if checkpoint is not None:

@@ -36,9 +36,7 @@ def known_server(run_dir: Path) -> str | None:
 
 async def check_server(queue: RedisQueue, run_dir: Path, *, where: str) -> None:
     """Raises ForeignServer where a run that has begun is to go on with a server that does not know it; `where` that is.
-
-    A run from before servers had names takes the one that it finds, as one that has not begun does.
-    """
+    Writes nothing, so that nothing is left on somebody else's."""
     known, found = known_server(run_dir), await queue.identity()
     if known is not None and known != found and _begun(run_dir):
         problem = "knows nothing of it" if found is None else "is not the server that it used"
@@ -48,6 +46,12 @@ async def check_server(queue: RedisQueue, run_dir: Path, *, where: str) -> None:
             f" {queue.run}` says what is missing. To train on from its newest checkpoint without what was in the queue,"
             " begin another --run with model.path at its policy/"
         )
+
+
+async def keep_server(queue: RedisQueue, run_dir: Path) -> None:
+    """Server and run know each other from now on. A run from before servers had names takes the one that it finds, as
+    one that has not begun does."""
+    known, found = known_server(run_dir), await queue.identity()
     if found is None:
         found = await queue.name_server(known or secrets.token_hex(8))
     if found != known:

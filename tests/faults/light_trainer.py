@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,18 @@ def light_config(tmp: Path, redis: RedisConfig, run: str, model: Path, **changes
     """Six steps with a checkpoint after every third, and collective pushes."""
     push = {"invite_s": 1.0, "op_timeout_s": 2.0, "form_timeout_s": 3.0, "deadline_s": 5.0}
     return train_config(tmp, redis, run, model, **{"push": push, "writer_ttl_s": 1.1, **changes})
+
+
+@cache
+def forkserver() -> "multiprocessing.context.ForkServerContext":
+    """Imports what every trainer needs, once, and blocks for it, many seconds on a busy machine: to be asked for before
+    anything begins that would have to go on meanwhile."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["trainer.session", "trainer.loop", "trainer.ray_groups", __name__])
+    first = context.Process(target=nullcontext)
+    first.start()
+    first.join()
+    return context
 
 
 class LightPolicy:
@@ -116,10 +129,8 @@ class LightTrainer:
         self._log = config.runs_dir / f"{config.run}.log"
         path = config.runs_dir / f"{config.run}.json"
         path.write_text(config.model_dump_json())
-        context = multiprocessing.get_context("forkserver")  # imports of seconds, which every process needs, once
-        context.set_forkserver_preload(["trainer.session", "trainer.loop", "trainer.ray_groups", __name__])
         moment = () if at is None else (type(at), (at.value, str(count), number))
-        self._process = context.Process(target=_train, args=(path, self._log, *moment))
+        self._process = forkserver().Process(target=_train, args=(path, self._log, *moment))
 
     def __enter__(self) -> "LightTrainer":
         self._process.start()

@@ -21,7 +21,7 @@ from rollout.types import Group, Sample
 from tests.audited import contradictions
 from tests.fault_rows import FaultRow
 from tests.faults.light_replica import LightReplica, replicating
-from tests.faults.light_trainer import LightTrainer, light_config
+from tests.faults.light_trainer import LightTrainer, forkserver, light_config
 from tests.queue_records import a_group, a_segment, connected
 from tests.tiny_models import build_policy
 from trainer.config import TrainConfig
@@ -75,6 +75,7 @@ class Run:
 
 @pytest.fixture
 async def run(redis_server: EmbeddedRedis, model_dir: Path, tmp_path: Path) -> AsyncIterator[Run]:
+    forkserver()
     async with connected(redis_server.url) as store:
         config = light_config(tmp_path, store.config, f"live-{time.time_ns()}", model_dir)
         async with replicating(LightReplica(store, config, tmp_path)) as replica:

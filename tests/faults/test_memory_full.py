@@ -15,7 +15,7 @@ from rollout.redis_store import RedisStore
 from tests.audited import contradictions
 from tests.fault_rows import FaultRow
 from tests.faults.light_replica import LightReplica, replicating
-from tests.faults.light_trainer import LightTrainer, light_config
+from tests.faults.light_trainer import LightTrainer, forkserver, light_config
 from tests.faults.lone import until
 from tests.queue_records import a_request, connected
 from tests.tiny_models import build_policy
@@ -36,6 +36,7 @@ async def store(tmp_path: Path) -> AsyncIterator[RedisStore]:
 
 @pytest.fixture
 def config(store: RedisStore, tmp_path: Path) -> TrainConfig:
+    forkserver()
     model = build_policy(tmp_path / "policy", "qwen3_tied")
     return light_config(tmp_path, store.config, RUN, model, steps=STEPS, checkpoint={"every": 1})
 

@@ -18,7 +18,7 @@ from tests.queue_records import a_group, a_request, connected
 from trainer.checkpoint import CheckpointStore, TrainerState
 from trainer.errors import ForeignServer
 from trainer.journal import Journal, JournalEntry
-from trainer.known_server import check_age, check_server
+from trainer.known_server import check_age, check_server, keep_server
 
 BLOCK = 4
 
@@ -44,8 +44,9 @@ class Run:
         return CheckpointStore(self.directory / "checkpoints", keep=2)
 
     async def claim(self) -> None:
-        self.token = await self.queue.acquire_writer("trainer", ttl_s=60)
         await check_server(self.queue, self.directory, where="the server")
+        self.token = await self.queue.acquire_writer("trainer", ttl_s=60)
+        await keep_server(self.queue, self.directory)
         if (checkpoint := self._checkpoints.newest()) is not None:
             await check_age(self.queue, self.directory, checkpoint.state, where="the server")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rollout.errors import LeaseLost
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import GroupState, Purpose
@@ -13,7 +14,7 @@ from tests.queue_records import a_group, a_request
 from trainer.checkpoint import TrainerState
 from trainer.errors import ForeignServer, OlderServer
 from trainer.journal import Journal, JournalEntry
-from trainer.known_server import check_age, check_server, known_server
+from trainer.known_server import check_age, check_server, keep_server, known_server
 
 
 @pytest.fixture
@@ -31,21 +32,27 @@ async def lose_data(store: RedisStore, queue: RedisQueue) -> None:
     await store.command("DEL", f"{store.config.namespace}:{{{queue.run}}}:writer")
 
 
+async def meet(queue: RedisQueue, run_dir: Path) -> None:
+    """As a trainer does that starts."""
+    await check_server(queue, run_dir, where="here")
+    await keep_server(queue, run_dir)
+
+
 async def test_a_run_knows_its_server_again(queue: RedisQueue, tmp_path: Path) -> None:
-    await check_server(queue, tmp_path, where="here")
+    await meet(queue, tmp_path)
     name = known_server(tmp_path)
     assert name is not None
     assert name == await queue.identity()
     begin(tmp_path)
     await queue.acquire_writer("trainer", ttl_s=60)
-    await check_server(queue, tmp_path, where="here")
+    await meet(queue, tmp_path)
     assert known_server(tmp_path) == name
 
 
 async def test_a_server_that_lost_its_data_is_refused_however_often_the_run_is_started(
     redis_store: RedisStore, queue: RedisQueue, tmp_path: Path
 ) -> None:
-    await check_server(queue, tmp_path, where="here")
+    await meet(queue, tmp_path)
     begin(tmp_path)
     await lose_data(redis_store, queue)
     for _ in range(3):
@@ -65,9 +72,9 @@ async def test_another_runs_server_is_refused(queue: RedisQueue, tmp_path: Path)
 async def test_a_run_that_has_not_begun_takes_the_server_that_it_finds(
     redis_store: RedisStore, queue: RedisQueue, tmp_path: Path
 ) -> None:
-    await check_server(queue, tmp_path, where="here")
+    await meet(queue, tmp_path)
     await lose_data(redis_store, queue)
-    await check_server(queue, tmp_path, where="here")
+    await meet(queue, tmp_path)
     assert known_server(tmp_path) == await queue.identity()
 
 
@@ -79,8 +86,35 @@ async def test_a_damaged_name_is_an_error_that_says_what_to_do(queue: RedisQueue
 
 async def test_a_run_from_before_servers_had_names_gives_its_own_one(queue: RedisQueue, tmp_path: Path) -> None:
     begin(tmp_path)
-    await check_server(queue, tmp_path, where="here")
+    await meet(queue, tmp_path)
     assert known_server(tmp_path) == await queue.identity() is not None
+
+
+async def test_who_asks_whether_a_server_is_the_right_one_leaves_nothing_there(
+    redis_store: RedisStore, queue: RedisQueue, tmp_path: Path
+) -> None:
+    await check_server(queue, tmp_path, where="here")
+    assert await redis_store.command("KEYS", f"*{{{queue.run}}}*") == []
+
+
+async def test_groups_of_a_checkpoint_that_older_data_would_have_generated_again_end_as_trained(
+    queue: RedisQueue,
+) -> None:
+    token = await queue.acquire_writer("trainer", ttl_s=60)
+    train, other = (
+        await queue.submit([a_request(i) for i in range(3)]),
+        await queue.submit([a_request(purpose=Purpose.EVAL)]),
+    )
+    leased, *_ = await queue.lease("engine", count=1, lease_s=60, purposes=[Purpose.TRAIN])
+    ids = [*train.group_ids[:2], *other.group_ids]
+    assert leased.group_id == ids[0]
+    assert await queue.settle(token, ids, GroupState.STALE) == 0
+    assert await queue.settle(token, ids, GroupState.TRAINED) == 2
+    with pytest.raises(LeaseLost):
+        await queue.complete(leased, a_group())
+    again = await queue.lease("engine", count=4, lease_s=60, purposes=[Purpose.TRAIN, Purpose.EVAL])
+    assert sorted(lease.group_id for lease in again) == sorted([train.group_ids[2], *other.group_ids])
+    assert (await queue.ledger()) == (await queue.audit())
 
 
 async def scored(queue: RedisQueue) -> tuple[int, list[str]]:
