@@ -14,13 +14,13 @@ _PATIENCE_S = 180.0
 
 
 class Collector:
-    """`run` until cancelled."""
+    """`run` until cancelled, or until it is `full` and has read all that it submitted."""
 
     def __init__(self, url: str, token: str) -> None:
         self._client = AsyncRolloutClient(url, token, retry_s=_PATIENCE_S)
         self._open = 0
         self.full = asyncio.Event()
-        """Nothing more is submitted, once it is set."""
+        """Nothing more is submitted once it is set."""
         self.accepted: list[str] = []
         """Groups that the gateway acknowledged."""
         self.ended: Counter[str] = Counter()
@@ -30,8 +30,8 @@ class Collector:
 
     async def run(self) -> None:
         async with self._client, asyncio.TaskGroup() as reading:
-            while True:
-                if self._open < _MOST_OPEN and not self.full.is_set():
+            while not self.full.is_set():
+                if self._open < _MOST_OPEN:
                     await self._submit(reading)
                 await asyncio.sleep(_EVERY_S)
 

@@ -76,6 +76,7 @@ class Session:
     trainer: Supervisor
     running: "asyncio.Task[int]"
     """The trainer's."""
+    collecting: "asyncio.Task[None]"
     beside: "Sequence[asyncio.Task[None]]"
     """What else goes on for as long as the session."""
 
@@ -152,17 +153,14 @@ class Session:
         return f"s · step {watch.step} · {healthy}/{REPLICAS} replicas · {answered} users · {ended} groups collected"
 
     async def _settled(self) -> Books:
-        """The server's, once all replicas are healthy and every group of the collector's has ended, or in the end."""
+        """The server's, once the collector has read all it submitted and all replicas are healthy, or in the end."""
         self.display.phase("until all is whole and every collected group has ended")
         self.collector.full.set()
-        until = time.time() + _SETTLE_S
-        while True:
-            books = await RedisBooks(self.store, self.fleet.config.run).books()
-            known = [gid for gid in self.collector.accepted if books.known(gid)]
-            whole = bool(self.watch.looks) and len(self.watch.looks[-1].healthy) >= REPLICAS
-            if (whole and all(books.outcome(gid) is not None for gid in known)) or time.time() > until:
-                return books
-            await self._until(lambda: False, _TICK_S)
+        await self._until(lambda: self.collecting.done() and self._whole(), _SETTLE_S)
+        return await RedisBooks(self.store, self.fleet.config.run).books()
+
+    def _whole(self) -> bool:
+        return bool(self.watch.looks) and len(self.watch.looks[-1].healthy) >= REPLICAS
 
 
 @asynccontextmanager
@@ -178,13 +176,14 @@ async def session(
     collector = Collector(fleet.url, fleet.tokens.rollout)
     trainer = Supervisor(train_command(fleet.toml), log)
     running = asyncio.create_task(trainer.run())
+    collecting = asyncio.create_task(collector.run())
     beside = [
+        collecting,
         asyncio.create_task(watch.run()),
-        asyncio.create_task(collector.run()),
         asyncio.create_task(traffic.stream(_USER_RATE, at_once=_USERS_AT_ONCE)),
     ]
     try:
-        yield Session(plan, fleet, display, store, watch, traffic, collector, trainer, running, beside)
+        yield Session(plan, fleet, display, store, watch, traffic, collector, trainer, running, collecting, beside)
     finally:
         for task in (*beside, running):
             task.cancel()
