@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from deploy.evidence import asked
 from deploy.run_place import RunPlace
 from rollout.errors import NightshiftError, NotFound
+from rollout.printable import printable
 from rollout.queue import DeadLetter
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
@@ -75,4 +76,4 @@ async def _chosen(queue: RedisQueue, names: Sequence[str], *, every: bool) -> li
 
 def _line(letter: DeadLetter) -> str:
     at = datetime.fromtimestamp(letter.at_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds").replace("+00:00", "Z")
-    return f"{at} {letter.group_id} {letter.reason}"
+    return printable(f"{at} {letter.group_id} {letter.reason}")

@@ -11,6 +11,7 @@ from deploy.run_place import RunPlace
 from rollout.books import OUTCOMES
 from rollout.errors import NotFound
 from rollout.group_record import GroupRecord
+from rollout.printable import printable
 from rollout.queue import group_id, place_of
 from rollout.redis_books import RedisBooks
 from rollout.redis_store import RedisStore
@@ -45,7 +46,7 @@ def explain(place: RunPlace, identifier: str, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps([_plain(story) for story in stories]))
     else:
-        print("\n\n".join("\n".join(_lines(story)) for story in stories))
+        print("\n\n".join("\n".join(map(printable, _lines(story))) for story in stories))
     return 0
 
 

@@ -33,6 +33,7 @@ from rollout.errors import (
     QueueFull,
     WriterBusy,
 )
+from rollout.printable import printable
 from rollout.queue import (
     MAX_REASON_CHARS,
     SETTLED_STATES,
@@ -355,8 +356,8 @@ def _status(gid: str, row: Sequence[bytes | None]) -> GroupStatus | None:
 
 
 def _reason(text: str) -> str:
-    """As it is stored: bounded, and UTF-8 whatever an error message held."""
-    return text[:MAX_REASON_CHARS].encode("utf-8", "backslashreplace").decode()
+    """As it is stored: bounded, and a line of UTF-8 whatever an error message held."""
+    return printable(text[:MAX_REASON_CHARS])
 
 
 def _lenient(text: bytes) -> str:

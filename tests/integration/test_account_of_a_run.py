@@ -131,7 +131,7 @@ async def test_a_story_keeps_its_newest_lines(queue: RedisQueue, books: RedisBoo
         await queue.release(lease, reason="a reason\nof two lines " + "x" * 80)
     story = await books.record(gid)
     assert story is not None
-    assert story.events[-1].text.startswith("attempt 60 given back: a reason of two lines")
+    assert story.events[-1].text.startswith(r"attempt 60 given back: a reason\nof two lines")
     assert 20 < len(story.events) < 60
 
 

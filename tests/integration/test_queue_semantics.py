@@ -129,12 +129,12 @@ async def test_a_late_holder_may_finish_while_nobody_took_over(queue: RolloutQue
     assert (await queue.ledger()).experience == 1
 
 
-async def test_a_reason_is_kept_whatever_an_error_said(queue: RolloutQueue) -> None:
+async def test_a_reason_is_kept_in_one_printable_line_whatever_an_error_said(queue: RolloutQueue) -> None:
     await queue.submit([a_request()])
     (held,) = await lease(queue)
-    await queue.reject(held, reason="bad name \udcff")
+    await queue.reject(held, reason="bad name \udcff\x1b[2J\nof two lines")
     (letter,) = await queue.dead_letters()
-    assert letter.reason.startswith("bad name ")
+    assert letter.reason == r"bad name \udcff\x1b[2J\nof two lines"
 
 
 async def test_a_group_is_dead_after_as_many_failures_as_allowed(queue: RolloutQueue, clock: Clock) -> None:
