@@ -43,7 +43,7 @@ def _welcome(fleet: LocalFleet) -> str:
     model, url, tokens = fleet.config.served.name, fleet.url, token_file(fleet.state_dir)
     body = f'{{"model": "{model}", "prompt": "Hello", "max_tokens": 16}}'
     return f"""
-Fleet {fleet.config.fleet} serves {model} at {url}/v1 (documentation: {url}/docs)
+Fleet {fleet.config.fleet} serves {model} at {url}/v1 (its routes: {url}/openapi.json, with a token)
 Tokens (user, rollout, admin, metrics) are in {tokens}. Try:
 
   TOKEN=$(python3 -c 'import json; print(json.load(open("{tokens}"))["user"])')

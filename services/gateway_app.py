@@ -3,9 +3,10 @@
 from fastapi import FastAPI
 
 from services import api_errors
+from services.auth import Grant
 from services.gateway_parts import GatewayParts
 from services.limits import BodyLimit, HeldUntilEnd
-from services.openapi import describe
+from services.openapi import describe, needs
 from services.rollout_api import RolloutApi
 from services.schemas import SubmitBody
 from services.status_api import StatusApi
@@ -21,8 +22,9 @@ def build_app(parts: GatewayParts) -> FastAPI:
         title="Nightshift gateway",
         version=VERSION,
         description="OpenAI routes for users and the rollout API, on the same engines.",
+        docs_url=None,  # its page would run scripts of another origin on the one that tokens are sent to
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
+        openapi_url=None,
         redirect_slashes=False,
     )
     api_errors.install(app)
@@ -30,5 +32,5 @@ def build_app(parts: GatewayParts) -> FastAPI:
     app.add_middleware(HeldUntilEnd)
     for api in (UserApi(parts), RolloutApi(parts), StatusApi(parts)):
         app.include_router(api.router())
-    describe(app, [SubmitBody, CompletionBody, ChatBody])
+    describe(app, [SubmitBody, CompletionBody, ChatBody], needs(parts.doorkeeper, parts.rates, Grant.USE))
     return app

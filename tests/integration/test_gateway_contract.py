@@ -18,7 +18,7 @@ from tests.unit.gateway_kit import ADMIN, bearer, kit
 REFUSALS = ["400", "401", "404", "413", "415", "422"]
 """A generated body can also be too large, which is as good a reason."""
 CONFIG = schemathesis.Config.from_dict({"checks": {"negative_data_rejection": {"expected-statuses": REFUSALS}}})
-SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", build_app(kit().parts), config=CONFIG)
+SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", build_app(kit().parts), config=CONFIG, headers=bearer(ADMIN))
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

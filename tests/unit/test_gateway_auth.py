@@ -1,6 +1,9 @@
 """Who may use which route, and when the gateway refuses to start."""
 
 import base64
+import re
+from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -16,7 +19,7 @@ from services.token_strength import weakness
 from tests.api_routes import ROUTES, documented
 from tests.unit.gateway_kit import ADMIN, METRICS, ROLLOUT, USER, bearer, fleet, kit
 
-OPEN = [("GET", "/healthz"), ("GET", "/docs"), ("GET", "/openapi.json")]
+OPEN = {("GET", "/healthz"), ("HEAD", "/healthz")}
 STRONG = ("f1d2d2f924e986ac86fdf7b3", "Wp0o9dVRgxXq_lBq6Sk2", "correct horse battery staple 7")
 TOKENS = {Role.USER: USER, Role.ROLLOUT: ROLLOUT, Role.ADMIN: ADMIN, Role.METRICS: METRICS}
 
@@ -33,7 +36,7 @@ def test_the_matrix_names_every_route_there_is() -> None:
     unlisted = {
         getattr(route, "path", str(route)) for route in app.routes if not getattr(route, "include_in_schema", 0)
     }
-    assert unlisted == {"/openapi.json", "/docs", "/healthz"}  # its HEAD
+    assert unlisted == {"/openapi.json", "/healthz"}  # its HEAD
 
 
 @pytest.mark.parametrize(("method", "path", "able"), ROUTES)
@@ -54,10 +57,28 @@ async def test_every_route_asks_for_its_role(method: str, path: str, able: froze
                 assert {word for word in Role if word in message.partition(" role")[0].split()} == able
 
 
-@pytest.mark.parametrize(("method", "path"), OPEN)
-async def test_health_and_description_need_no_token(method: str, path: str) -> None:
+async def test_whatever_the_app_routes_wants_a_token_but_health() -> None:
+    app = build_app(kit().parts)
+    routes = [(method, path) for route in app.routes for method, path in _ways(route)]
+    assert {path for _, path in routes} > {path for _, path in OPEN} | {"/openapi.json"}
     async with client() as http:
-        assert (await http.request(method, path)).status_code == 200
+        for method, path in routes:
+            status = (await http.request(method, path)).status_code
+            assert status == (200 if (method, path) in OPEN else 401), (method, path)
+
+
+def _ways(route: Any) -> Iterator[tuple[str, str]]:
+    """With a text in the place of each of the path's parameters."""
+    for method in route.methods:
+        yield method, re.sub(r"\{[^}]*\}", "default~0", route.path)
+
+
+async def test_the_document_is_for_who_may_use_the_api_and_no_page_runs_scripts_beside_it() -> None:
+    async with client() as http:
+        for role, token in TOKENS.items():
+            status = (await http.get("/openapi.json", headers=bearer(token))).status_code
+            assert status == (403 if role is Role.METRICS else 200)
+        assert (await http.get("/docs", headers=bearer(ADMIN))).status_code == 404
 
 
 @pytest.mark.parametrize(("method", "path", "able"), ROUTES)

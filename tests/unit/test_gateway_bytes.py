@@ -22,7 +22,6 @@ PATHS = [
     "/v1/status",
     "/metrics",
     "/healthz",
-    "/docs",
     "/openapi.json",
 ]
 BYTES = [
