@@ -13,6 +13,7 @@ from rollout.messages import joined_text
 from services.api_errors import ApiError, from_validation, over_limit, shown
 from services.auth import Grant
 from services.gateway_parts import GatewayParts
+from services.grammar_repeats import check_repeats
 from services.grammar_size import check_grammar
 from services.limits import read_json
 from services.metrics import LEFT
@@ -121,11 +122,14 @@ class UserApi:
             raise over_limit(400, field, asked, self._limits.max_tokens, "gateway.limits.max_tokens")
         if body.response_format is not None:
             check_grammar("response_format", body.response_format, self._limits)
+            check_repeats("response_format", body.response_format)
+            _check_format(body.response_format)
 
     def _check_tools(self, body: ChatBody) -> None:
         """Without a parser the engine takes tools only to refuse them, by the names of flags that are not ours."""
         for index, tool in enumerate(body.tools or ()):
             check_grammar(f"tools.{index}", tool, self._limits)
+        check_repeats("tools", body.tools)
         if not body.tools or body.tool_choice == "none":
             return
         extra = self._parts.fleet.engine.extra
@@ -183,6 +187,7 @@ _UPLOAD_S = 0.1
 """A body that takes longer comes from a client that is still sending it."""
 _MAX_N = "gateway.limits.max_n"
 _OPENAI_DEFAULT = 16
+_FORMATS = ("text", "json_object", "json_schema")
 _TOOL_SETTINGS = ("enable_auto_tool_choice", "tool_call_parser")
 """vLLM's; Ray Serve LLM hands both to its frontend, which loads the parser of any tool choice only with both."""
 Body = TypeVar("Body", CompletionBody, ChatBody)
@@ -195,6 +200,13 @@ def _parse(kind: type[Body], value: Any) -> Body:
         return kind.model_validate(value)
     except ValidationError as error:
         raise from_validation(error, 400) from None
+
+
+def _check_format(response_format: Mapping[str, Any]) -> None:
+    """vLLM's own `structural_tag` is compiled where it is read, which is here, while all others wait."""
+    if (kind := response_format.get("type")) not in _FORMATS:
+        message = f"response_format.type is {shown(kind)}; known are {', '.join(_FORMATS)}"
+        raise ApiError(400, message, code="invalid_value", param="response_format")
 
 
 def _check_candidates(body: CompletionBody) -> None:
