@@ -16,10 +16,18 @@ from services.proxy_refusals import headers_too_long, url_too_long
 
 _FRAMING = 8
 """Bytes of chunk framing that one byte of a body may cost: the smallest chunk has five."""
+_MOST_WAITING = 8
+"""Requests of one connection that may wait for the answer to the one before: uvicorn keeps all that one read holds, and
+each is hundreds of times its bytes."""
+
+
+class _TooManyWaiting(Exception):
+    """Stops the parser; no client sees it."""
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """A connection whose client has limited bytes and time for each head, and limited bytes behind a body.
+    """A connection whose client has limited bytes and time for each head, limited bytes behind a body, and few requests
+    that wait for one another.
 
     Counted are the bytes of a message that are not its body: URL, headers, framing of chunks, trailers. Those of the
     read in which a message began are not, so that a body before it in the same read does not count: 256 KiB at most.
@@ -54,6 +62,11 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse()
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= _MOST_WAITING:
+            self._refused = True
+            self.pipeline.clear()
+            self.transport.close()  # somebody is answering the first one
+            raise _TooManyWaiting
         super().on_message_begin()
         self._in_head = self._began = True
         self._beside = self._body = 0
@@ -74,7 +87,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to what it cannot parse, in the API's form."""
-        self._answer(self._head_refusal() or ApiError(400, msg, code="malformed_request"))
+        if not self._refused:
+            self._answer(self._head_refusal() or ApiError(400, msg, code="malformed_request"))
 
     def _is_over(self) -> bool:
         if self._in_head:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.unit.shielded import shielded
 
@@ -232,6 +233,26 @@ async def test_no_websocket_is_opened(server: Server) -> None:
         await client.send(GET, upgrade, b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n")
         assert (await client.answer()).status == 403
     assert server.proxy.queued == []
+
+
+async def test_more_requests_than_may_wait_for_one_another_are_cut_off(server: Server) -> None:
+    most = 0
+    kept = HttpToolsProtocol.on_headers_complete
+
+    def counted(protocol: HttpToolsProtocol) -> None:
+        nonlocal most
+        kept(protocol)
+        most = max(most, len(protocol.pipeline))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HttpToolsProtocol, "on_headers_complete", counted)
+        async with server.client() as client:
+            await client.send((GET + b"\r\n") * 9)
+            assert [(await client.answer()).status for _ in range(9)] == [200] * 9
+        async with server.client() as client:
+            await client.send(POST + b"Content-Length: 1\r\n\r\nx" + (GET + b"\r\n") * 5_000)
+            assert await client.closed()
+    assert most == 8
 
 
 async def test_trailers_without_an_end_are_cut_off(server: Server) -> None:
