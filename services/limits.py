@@ -16,11 +16,15 @@ from services.api_errors import ApiError, over_limit, retry_after, shown
 from services.rate import Rates
 
 MAX_JSON_DEPTH = 64
+MAX_JSON_PARTS = 262_144
+"""Texts, keys, objects and arrays of one body: parsed, each takes many times the bytes that it has in the body. Numbers
+do not count, as token ids are many by right."""
 BODY_READ_S = 30.0
 _OFF_LOOP_BYTES = 65_536
 _HELD = "nightshift.held"
 _TOKEN = "nightshift.token"  # noqa: S105 - a key of the scope
 _INT64 = 1 << 63
+_PARTS = (str, dict, list)
 
 
 class BodyLimit:
@@ -148,7 +152,8 @@ async def read_json(request: Request) -> Any:
 
 
 def strict_json(body: bytes) -> Any:
-    """Parse UTF-8 JSON without NaN, infinities, lone surrogates, huge integers or deep nesting; raises ApiError 400."""
+    """Parse UTF-8 JSON without NaN, infinities, lone surrogates, huge integers, deep nesting or too many parts; raises
+    ApiError 400."""
     try:
         value = parse(body.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -162,12 +167,16 @@ def strict_json(body: bytes) -> Any:
 
 
 def _check_tree(root: Any) -> None:
-    layer, depth = [root], 0
+    layer, depth, parts = [root], 0, 0
     while layer:
         depth += 1
         if depth > MAX_JSON_DEPTH:
             raise _malformed(f"nested deeper than {MAX_JSON_DEPTH} levels")
         below: list[Any] = []
+        parts += sum(isinstance(value, _PARTS) for value in layer)
+        if parts > MAX_JSON_PARTS:
+            message = f"body: {parts} texts, objects and arrays or more, over the limit of {MAX_JSON_PARTS}"
+            raise ApiError(400, message, code="over_limit")
         for value in layer:
             if isinstance(value, dict):
                 below += value.keys()

@@ -44,7 +44,7 @@ class PromptBounds:
                 )
                 raise ApiError(status, message, code="context_length_exceeded", param=field)
             return len(prompt)
-        chars = characters([prompt, options], self.max_chars)
+        chars = characters(prompt, self.max_chars) + (characters(options, self.max_chars) if options else 0)
         if chars > self.max_chars:
             more = "" if isinstance(prompt, str) else " or more"
             raise over_limit(status, field, f"{chars} characters{more}", self.max_chars, self.knob)
@@ -54,17 +54,23 @@ class PromptBounds:
 def characters(value: Any, enough: int) -> int:
     """Of all text in a tree of JSON, keys included; what comes after `enough` is not counted.
 
-    >>> characters([{"role": "user", "content": "Hello"}], 100), characters(["Hello", "you"], 4)
-    (20, 5)
+    Numbers, brackets and what is empty count as well: templates print them.
+
+    >>> characters("Hello", 100), characters([{"role": "user"}], 100), characters([1, None, ""], 100)
+    (5, 12, 8)
     """
     found, left = 0, [value]
     while left and found <= enough:
         item = left.pop()
         if isinstance(item, str):
-            found += len(item)
+            found += len(item) or 1
         elif isinstance(item, Mapping):
+            found += 2
             left += item.keys()
             left += item.values()
         elif isinstance(item, Sequence):
+            found += 2
             left += reversed(item)
+        else:
+            found += len(str(item))
     return found

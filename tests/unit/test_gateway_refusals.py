@@ -7,7 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
+from services.api_errors import ApiError
+from services.config import LimitsConfig
 from services.gateway_app import build_app
+from services.limits import MAX_JSON_PARTS, strict_json
 from tests.unit.gateway_kit import MODEL, ROLLOUT, USER, WordTokenizer, bearer, fleet, kit
 
 LONG = "word " * 60
@@ -231,6 +234,22 @@ async def test_malformed_bytes_are_refused(
 ) -> None:
     headers = {**bearer(ROLLOUT), "Content-Type": "application/json"}
     refused(await http.post(path, content=raw, headers=headers), status, words)
+
+
+@pytest.mark.parametrize("part", [b"{}", b"[]", b'""', b'{"a":1}'])
+def test_a_body_of_many_small_parts_is_refused_since_they_are_large_in_memory(part: bytes) -> None:
+    many = b"[" + b",".join([part] * MAX_JSON_PARTS) + b"]"
+    with pytest.raises(ApiError) as refusal:
+        strict_json(many)
+    assert (refusal.value.status, refusal.value.code) == (400, "over_limit")
+    assert str(MAX_JSON_PARTS) in refusal.value.message
+
+
+def test_a_body_full_of_token_ids_is_none_of_them() -> None:
+    ids = b"[" + b",".join([b"151643"] * 585) + b"]"
+    body = b'{"prompts":[' + b",".join([ids] * 1024) + b"]}"
+    assert len(body) > LimitsConfig().max_body_bytes - 4096
+    assert len(strict_json(body)["prompts"]) == 1024
 
 
 async def test_a_chunked_body_is_cut_off_at_the_limit(http: httpx.AsyncClient) -> None:

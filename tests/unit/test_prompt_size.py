@@ -35,6 +35,7 @@ def message(**more: Any) -> dict[str, Any]:
     return {"role": "user", "content": "hi", **more}
 
 
+CALL = {"function": {"arguments": [1] * MOST}}
 TOOL = {"type": "function", "function": {"name": "look", "description": MANY, "parameters": {}}}
 REFUSED = [
     ("/v1/completions", {"prompt": MANY}, 400, "prompt", WORDS),
@@ -45,6 +46,21 @@ REFUSED = [
     ("/v1/chat/completions", {"messages": [message(name=MANY)]}, 400, "messages", [str(MOST)]),
     ("/v1/chat/completions", {"messages": [message()], "tools": [TOOL], "tool_choice": "none"}, 400, "messages", []),
     ("/v1/chat/completions", {"messages": [message()], "chat_template_kwargs": {"a": MANY}}, 400, "messages", []),
+    (
+        "/v1/chat/completions",
+        {"messages": [message(tool_calls=[CALL])]},
+        400,
+        "messages",
+        [],
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": [message()], "chat_template_kwargs": {"a": [[]] * MOST}},
+        400,
+        "messages",
+        [],
+    ),
+    ("/v1/rollouts", {"prompt": [message(more=[None, True, [], {}, 1.5] * (MOST // 10))]}, 422, "prompt", [str(MOST)]),
     ("/v1/rollouts", {"prompts": ["a", MANY]}, 422, "prompts.1", WORDS),
     ("/v1/rollouts", {"prompt": [message(content=MANY)]}, 422, "prompt", [str(MOST)]),
     ("/v1/rollouts", {"prompts": [[1] * 65]}, 422, "prompts", ["65", "64", "engine.max_model_len"]),
@@ -84,10 +100,10 @@ JSON = st.recursive(
 
 def plain(value: Any) -> int:
     if isinstance(value, dict):
-        return sum(len(key) + plain(item) for key, item in value.items())
+        return 2 + sum(plain(key) + plain(item) for key, item in value.items())
     if isinstance(value, list):
-        return sum(map(plain, value))
-    return len(value) if isinstance(value, str) else 0
+        return 2 + sum(map(plain, value))
+    return max(1, len(value)) if isinstance(value, str) else len(str(value))
 
 
 @given(JSON, st.integers(0, 50))
