@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rollout.errors import ConfigError
+from rollout.errors import ConfigError, WriterBusy
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
@@ -294,6 +294,15 @@ async def test_a_run_directory_in_use_by_a_trainer_of_another_redis_is_refused(
     await queue.release_writer(await queue.acquire_writer("someone else", ttl_s=5))
 
 
+async def usurped(store: RedisStore, queue: RedisQueue) -> int:
+    """The claim is taken over the way an operator would after a partition: by making it end early."""
+    async with asyncio.timeout(10):
+        while True:
+            await store.command("HSET", f"{store.config.namespace}:{{{queue.run}}}:writer", "until", "0")
+            with contextlib.suppress(WriterBusy):  # its trainer has renewed it in between
+                return await queue.acquire_writer("usurper", ttl_s=60)
+
+
 @pytest.mark.fault("a second trainer takes the run over", "P12")
 async def test_a_fenced_trainer_stops_at_once(
     tmp_path: Path, redis_store: RedisStore, model_dir: Path, ray_address: str, fault: FaultRow
@@ -303,10 +312,8 @@ async def test_a_fenced_trainer_stops_at_once(
         daemon = Daemon(config, tmp_path)
         try:
             await steps_reached(config.run_dir, 1, daemon)
-            # The claim is taken over the way an operator would after a partition: by making it end early.
-            await redis_store.command("HSET", f"{config.redis.namespace}:{{{config.run}}}:writer", "until", "0")
             queue = RedisQueue(redis_store, config.run)
-            token = await queue.acquire_writer("usurper", ttl_s=60)
+            token = await usurped(redis_store, queue)
             with fault.recovery():
                 assert await daemon.exit_code(30) == 3, daemon.output
             await queue.renew_writer(token, ttl_s=60)
