@@ -1,5 +1,6 @@
 """What the clock of the server decides, whatever the submitter's says, and what is left of it when it is set."""
 
+import asyncio
 import time
 from dataclasses import dataclass
 
@@ -65,11 +66,12 @@ async def interrupted(store: RedisStore, run: str, clock: Clock) -> tuple[RedisQ
 
 
 async def all_trained(queue: RedisQueue, token: int) -> None:
-    while (await queue.ledger()).pending:
-        for lease in await queue.lease("after", count=1, lease_s=LEASE_S, purposes=TRAIN):
-            await queue.complete(lease, a_group())
-        found = await queue.lease_experience(token, count=4)
-        await queue.settle(token, [one.group_id for one in found], GroupState.TRAINED)
+    async with asyncio.timeout(10):
+        while (await queue.ledger()).pending:
+            for lease in await queue.lease("after", count=1, lease_s=LEASE_S, purposes=TRAIN):
+                await queue.complete(lease, a_group())
+            found = await queue.lease_experience(token, count=4)
+            await queue.settle(token, [one.group_id for one in found], GroupState.TRAINED)
 
 
 async def check(store: RedisStore, queue: RedisQueue, fault: FaultRow) -> None:
