@@ -226,7 +226,7 @@ def test_ctrl_c_in_the_terminal_does_not_reach_the_server(tmp_path: Path) -> Non
 
 def test_a_stale_record_of_a_server_that_is_gone_is_replaced(tmp_path: Path) -> None:
     stale = Server(os.getpid(), str(tmp_path / "old" / "s"))
-    (tmp_path / "old").mkdir()
+    (tmp_path / "old").mkdir(mode=0o700)
     leftover = socket.socket(socket.AF_UNIX)
     leftover.bind(stale.socket)
     leftover.close()

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rollout.errors import LeaseLost
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import GroupState, Purpose
@@ -95,26 +94,6 @@ async def test_who_asks_whether_a_server_is_the_right_one_leaves_nothing_there(
 ) -> None:
     await check_server(queue, tmp_path, where="here")
     assert await redis_store.command("KEYS", f"*{{{queue.run}}}*") == []
-
-
-async def test_groups_of_a_checkpoint_that_older_data_would_have_generated_again_end_as_trained(
-    queue: RedisQueue,
-) -> None:
-    token = await queue.acquire_writer("trainer", ttl_s=60)
-    train, other = (
-        await queue.submit([a_request(i) for i in range(3)]),
-        await queue.submit([a_request(purpose=Purpose.EVAL)]),
-    )
-    leased, *_ = await queue.lease("engine", count=1, lease_s=60, purposes=[Purpose.TRAIN])
-    ids = [*train.group_ids[:2], *other.group_ids]
-    assert leased.group_id == ids[0]
-    assert await queue.settle(token, ids, GroupState.STALE) == 0
-    assert await queue.settle(token, ids, GroupState.TRAINED) == 2
-    with pytest.raises(LeaseLost):
-        await queue.complete(leased, a_group())
-    again = await queue.lease("engine", count=4, lease_s=60, purposes=[Purpose.TRAIN, Purpose.EVAL])
-    assert sorted(lease.group_id for lease in again) == sorted([train.group_ids[2], *other.group_ids])
-    assert (await queue.ledger()) == (await queue.audit())
 
 
 async def scored(queue: RedisQueue) -> tuple[int, list[str]]:

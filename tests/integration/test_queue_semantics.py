@@ -224,12 +224,32 @@ async def test_settling_twice_counts_once(queue: RolloutQueue) -> None:
     token = await queue.acquire_writer("t", ttl_s=60)
     await queue.submit([a_request()])
     (held,) = await lease(queue)
-    assert await queue.settle(token, [held.group_id], GroupState.TRAINED) == 0
+    assert await queue.settle(token, [held.group_id], GroupState.STALE) == 0
     await queue.complete(held, a_group())
     ids = [held.group_id, "unknown-0", held.group_id]
     assert await queue.settle(token, ids, GroupState.STALE, reason="too old") == 1
     assert await queue.settle(token, ids, GroupState.TRAINED) == 0
     assert (await queue.ledger()).stale == 1
+
+
+async def test_groups_of_a_checkpoint_that_older_data_would_have_generated_again_end_as_trained(
+    queue: RolloutQueue,
+) -> None:
+    token = await queue.acquire_writer("trainer", ttl_s=60)
+    train, other = (
+        await queue.submit([a_request(i) for i in range(3)]),
+        await queue.submit([a_request(purpose=Purpose.EVAL)]),
+    )
+    leased, *_ = await queue.lease("engine", count=1, lease_s=60, purposes=[Purpose.TRAIN])
+    ids = [*train.group_ids[:2], *other.group_ids]
+    assert leased.group_id == ids[0]
+    assert await queue.settle(token, ids, GroupState.STALE) == 0
+    assert await queue.settle(token, ids, GroupState.TRAINED) == 2
+    with pytest.raises(LeaseLost):
+        await queue.complete(leased, a_group())
+    again = await queue.lease("engine", count=4, lease_s=60, purposes=[Purpose.TRAIN, Purpose.EVAL])
+    assert sorted(lease.group_id for lease in again) == sorted([train.group_ids[2], *other.group_ids])
+    assert (await queue.ledger()) == (await queue.audit())
 
 
 @pytest.mark.parametrize("outcome", [GroupState.DELIVERED, GroupState.CANCELLED, GroupState.QUEUED])
