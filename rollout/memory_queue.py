@@ -4,10 +4,11 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from rollout.codec import check_group, encode_partial, encode_request, requests_digest
 from rollout.errors import Fenced, IdempotencyConflict, LeaseLost, NotDead, NotFound, QueueFull, WriterBusy
+from rollout.memory_records import Record, Writer
 from rollout.printable import printable
 from rollout.queue import (
     MAX_REASON_CHARS,
@@ -23,36 +24,6 @@ from rollout.queue import (
 )
 from rollout.salvage import Chunk, assembled
 from rollout.types import TERMINAL_STATES, Experience, Group, GroupState, Purpose, RolloutRequest
-
-
-@dataclass(slots=True)
-class _Record:
-    request: RolloutRequest
-    expires_ms: int | None = None
-    state: GroupState = GroupState.QUEUED
-    attempt: int = 0
-    failures: int = 0
-    returned_ms: int | None = None
-    """When it was given back; None for a group that was never leased."""
-    deadline_ms: int = 0
-    done: tuple[int, str] | None = None
-    """(attempt, verb) that ended the last lease: the same call again is no error."""
-    holder: int | None = None
-    scored: int = 0
-    """Place in the order of completion."""
-    chunks: dict[str, Chunk] = field(default_factory=dict)
-    group: Group | None = None
-    reason: str | None = None
-    ended_ms: int | None = None
-    lettered: bool = False
-    """Dead, and with a letter that says so."""
-
-
-@dataclass(slots=True)
-class _Writer:
-    token: int = 0
-    owner: str = ""
-    until_ms: int = 0
 
 
 def _wall_ms() -> int:
@@ -75,11 +46,11 @@ class MemoryQueue:
         self._limits = limits
         self._clock = clock
         self._new_id = new_id
-        self._records: dict[str, _Record] = {}
+        self._records: dict[str, Record] = {}
         self._submissions: dict[str, int] = {}
         self._keys: dict[str, tuple[str, str]] = {}
         self._dead: deque[DeadLetter] = deque(maxlen=10_000)
-        self._writer = _Writer()
+        self._writer = Writer()
         self._credits: int | None = None
         self._eta: int | None = None
         self._scored = 0
@@ -198,7 +169,7 @@ class MemoryQueue:
         if writer.owner and writer.owner != owner and writer.until_ms > now:
             left = (writer.until_ms - now) / 1000
             raise WriterBusy(f"run {self.run} is being written by {writer.owner}, its claim ends in {left:.1f} s")
-        self._writer = _Writer(writer.token + 1, owner, now + _ms(ttl_s))
+        self._writer = Writer(writer.token + 1, owner, now + _ms(ttl_s))
         return self._writer.token
 
     async def renew_writer(self, token: int, *, ttl_s: float) -> None:
@@ -241,7 +212,7 @@ class MemoryQueue:
         ended = 0
         for gid in group_ids:
             record = self._records.get(gid)
-            if record and (record.state is GroupState.EXPERIENCE or _again(record, outcome)):
+            if record and record.ends_as(outcome):
                 self._end(gid, outcome, reason)
                 ended += 1
         return ended
@@ -289,9 +260,9 @@ class MemoryQueue:
 
     # details
 
-    def _record(self, request: RolloutRequest) -> _Record:
+    def _record(self, request: RolloutRequest) -> Record:
         left = request.expires_in_ms
-        return _Record(request, expires_ms=None if left is None else self._clock() + left)
+        return Record(request, expires_ms=None if left is None else self._clock() + left)
 
     def _submission(self, sid: str, *, created: bool) -> Submission:
         if sid not in self._submissions:
@@ -307,7 +278,7 @@ class MemoryQueue:
         group = record.group if with_groups else None
         return GroupStatus(gid, record.state, record.attempt, record.request.purpose, record.reason, group)
 
-    def _kept_s(self, record: _Record) -> int:
+    def _kept_s(self, record: Record) -> int:
         limits = self._limits
         return max(limits.retain_s, limits.dead_retain_s) if record.lettered else limits.retain_s
 
@@ -360,7 +331,7 @@ class MemoryQueue:
                 leases.append(Lease(gid, record.attempt, record.request, deadline, salvaged, max_age))
         return leases
 
-    def _leased(self, lease: Lease, verb: str) -> _Record | None:
+    def _leased(self, lease: Lease, verb: str) -> Record | None:
         """The record whose lease this call ends; None when this very call already did."""
         record = self._records.get(lease.group_id)
         if record and record.done == (lease.attempt, verb):
@@ -369,7 +340,7 @@ class MemoryQueue:
         record.done = (lease.attempt, verb)
         return record
 
-    def _holding(self, lease: Lease) -> _Record:
+    def _holding(self, lease: Lease) -> Record:
         """The record, which the lease holds. Raises LeaseLost."""
         record = self._records.get(lease.group_id)
         if record is None or record.state is not GroupState.LEASED or record.attempt != lease.attempt:
@@ -398,12 +369,6 @@ class MemoryQueue:
         pending = (GroupState.QUEUED, GroupState.LEASED, GroupState.EXPERIENCE)
         counts = {state.value: states.count(state) for state in (*TERMINAL_STATES, *pending)}
         return Ledger(accepted=len(states), **counts)
-
-
-def _again(record: _Record, outcome: GroupState) -> bool:
-    """Whether a group that is trained would be generated again."""
-    waits = record.state in {GroupState.QUEUED, GroupState.LEASED}
-    return waits and outcome is GroupState.TRAINED and record.request.purpose is Purpose.TRAIN
 
 
 def _ms(seconds: float) -> int:

@@ -20,9 +20,6 @@ _ENDED = ("trained", "delivered", "filtered", "stale", "dead", "cancelled")
 _UNTRAINED = frozenset({GroupState.DEAD, GroupState.STALE})
 """How a group that stands in a step may have ended otherwise: the step was skipped, it was not scored, or a repetition
 found it stale."""
-_SETTLED_BY_A_START = frozenset({GroupState.EXPERIENCE, None})
-"""States of a checkpoint's groups that the next start ends; on older data of its server one may still be generated. Of
-None, a lost record, P1 tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +164,7 @@ def _settled(books: Books, files: RunFiles) -> Iterator[str]:
     waiting = frozenset(() if files.checkpoint is None else files.checkpoint.settled_ids)
     for gid, step in contained.items():
         outcome = books.outcome(gid) if books.known(gid) else GroupState.TRAINED  # P1 tells of those unknown
-        if outcome is None and not (gid in waiting and books.open_groups[gid].state in _SETTLED_BY_A_START):
+        if outcome is None and gid not in waiting:  # those the next start ends, however far they had come
             yield f"group {gid} is in the checkpoint of step {files.step} (step {step}), and would be trained again"
         if outcome not in {GroupState.TRAINED, None, *_UNTRAINED}:
             yield f"group {gid} was trained in step {step} and ended {outcome}"

@@ -151,8 +151,9 @@ async def test_a_flushed_server_is_refused_and_the_auditor_names_all_that_the_ru
 
 
 @pytest.mark.fault("AOF cut before a settle", "P2")
+@pytest.mark.parametrize("generated", [True, False], ids=["scored", "queued"])
 async def test_groups_whose_settling_was_lost_are_settled_by_the_next_start(
-    server: EmbeddedRedis, tmp_path: Path, fault: FaultRow
+    server: EmbeddedRedis, tmp_path: Path, generated: bool, fault: FaultRow
 ) -> None:
     directory = tmp_path / "runs" / "behind"
     directory.mkdir(parents=True)
@@ -160,11 +161,12 @@ async def test_groups_whose_settling_was_lost_are_settled_by_the_next_start(
         run = Run(RedisQueue(store, "behind"), directory)
         await run.claim()
         await run.submit()
+        submitted = append_only_file(server).stat().st_size
         ids = await run.train()
-        kept = append_only_file(server).stat().st_size
+        scored = append_only_file(server).stat().st_size
         await run.checkpoint(ids)
         with fault.recovery():
-            await restarted_without(server, kept)
+            await restarted_without(server, scored if generated else submitted)
         # what the checkpoint contains was never settled here: the next start settles it, and until then it is no loss
         assert await contradictions(directory, store) == []
         await run.claim()

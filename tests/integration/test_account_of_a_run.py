@@ -53,6 +53,15 @@ async def a_life(queue: RedisQueue) -> tuple[int, list[str]]:
     return token, [*(lease.group_id for lease in leases[:4]), *kept, *cancelled.group_ids]
 
 
+async def test_a_cancelled_group_keeps_its_story_and_not_its_prompt(queue: RedisQueue, books: RedisBooks) -> None:
+    submission = await queue.submit([a_request()])
+    await queue.cancel(submission.id)
+    record = await books.record(submission.group_ids[0])
+    assert record is not None
+    assert [event.text for event in record.events] == ["accepted", "cancelled: cancelled"]
+    assert (record.state, record.request) == (GroupState.CANCELLED, None)
+
+
 async def test_the_books_agree_with_the_counters_whatever_became_of_groups(
     queue: RedisQueue, books: RedisBooks
 ) -> None:

@@ -53,10 +53,16 @@ class Clock:
     now: int = 1_000 * HOUR_MS
 
 
-async def interrupted(store: RedisStore, run: str, clock: Clock) -> tuple[RedisQueue, int]:
-    """A run whose trainer and whose engine were there a moment ago: of four groups one is scored and two are leased, as
-    many as the trainer's gate allows."""
-    queue = RedisQueue(store, run, clock_ms=lambda: clock.now)
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def interrupted(redis_store: RedisStore, request: pytest.FixtureRequest, clock: Clock) -> tuple[RedisQueue, int]:
+    """A run whose trainer and whose engine were there a moment ago, and the trainer's token: of four groups one is
+    scored and two are leased, as many as the trainer's gate allows."""
+    queue = RedisQueue(redis_store, request.node.name, clock_ms=lambda: clock.now)
     token = await queue.acquire_writer("before", ttl_s=CLAIM_S)
     await queue.set_gate(token, batch_groups=3, eta=0)
     await queue.submit([a_request(i) for i in range(4)])
@@ -87,10 +93,9 @@ async def check(store: RedisStore, queue: RedisQueue, fault: FaultRow) -> None:
 
 @pytest.mark.fault("the server's clock is set back by an hour, and all who held anything are gone", "P1")
 async def test_claim_and_leases_of_a_later_time_end_at_once_when_the_clock_is_set_back(
-    redis_store: RedisStore, request: pytest.FixtureRequest, fault: FaultRow
+    redis_store: RedisStore, clock: Clock, interrupted: tuple[RedisQueue, int], fault: FaultRow
 ) -> None:
-    clock = Clock()
-    queue, _ = await interrupted(redis_store, request.node.name, clock)
+    queue, _ = interrupted
     with pytest.raises(WriterBusy):
         await queue.acquire_writer("after", ttl_s=CLAIM_S)
     assert await queue.lease("after", count=4, lease_s=1, purposes=TRAIN) == []
@@ -103,10 +108,9 @@ async def test_claim_and_leases_of_a_later_time_end_at_once_when_the_clock_is_se
 
 @pytest.mark.fault("the server's clock is set back by an hour under those who hold something", "P1")
 async def test_whoever_renews_keeps_what_it_has_when_the_clock_is_set_back(
-    redis_store: RedisStore, request: pytest.FixtureRequest, fault: FaultRow
+    redis_store: RedisStore, clock: Clock, interrupted: tuple[RedisQueue, int], fault: FaultRow
 ) -> None:
-    clock = Clock()
-    queue, token = await interrupted(redis_store, request.node.name, clock)
+    queue, token = interrupted
     await queue.set_gate(token, batch_groups=4, eta=0)
     (mine,) = await queue.lease("mine", count=1, lease_s=LEASE_S, purposes=TRAIN)
     clock.now -= HOUR_MS
@@ -122,10 +126,9 @@ async def test_whoever_renews_keeps_what_it_has_when_the_clock_is_set_back(
 
 @pytest.mark.fault("the server's clock is set forward by an hour", "P1")
 async def test_leases_are_taken_over_once_when_the_clock_is_set_forward(
-    redis_store: RedisStore, request: pytest.FixtureRequest, fault: FaultRow
+    redis_store: RedisStore, clock: Clock, interrupted: tuple[RedisQueue, int], fault: FaultRow
 ) -> None:
-    clock = Clock()
-    queue, token = await interrupted(redis_store, request.node.name, clock)
+    queue, token = interrupted
     clock.now += HOUR_MS
     with fault.recovery():
         await queue.renew_writer(token, ttl_s=CLAIM_S)
@@ -139,10 +142,9 @@ async def test_leases_are_taken_over_once_when_the_clock_is_set_forward(
 
 
 async def test_a_small_correction_of_the_clock_takes_nobodys_lease_or_claim_away(
-    redis_store: RedisStore, request: pytest.FixtureRequest
+    clock: Clock, interrupted: tuple[RedisQueue, int]
 ) -> None:
-    clock = Clock()
-    queue, _ = await interrupted(redis_store, request.node.name, clock)
+    queue, _ = interrupted
     clock.now -= 500
     assert await queue.lease("after", count=4, lease_s=1, purposes=TRAIN) == []
     with pytest.raises(WriterBusy):
@@ -150,10 +152,9 @@ async def test_a_small_correction_of_the_clock_takes_nobodys_lease_or_claim_away
 
 
 async def test_a_claim_that_the_version_before_wrote_ends_at_its_time(
-    redis_store: RedisStore, request: pytest.FixtureRequest
+    redis_store: RedisStore, clock: Clock, interrupted: tuple[RedisQueue, int]
 ) -> None:
-    clock = Clock()
-    queue, _ = await interrupted(redis_store, request.node.name, clock)
+    queue, _ = interrupted
     await redis_store.command("HDEL", f"test:{{{queue.run}}}:writer", "ttl_ms")
     with pytest.raises(WriterBusy):
         await queue.acquire_writer("after", ttl_s=1)

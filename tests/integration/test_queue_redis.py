@@ -16,7 +16,6 @@ from rollout.errors import (
     WriterBusy,
 )
 from rollout.queue import QueueLimits
-from rollout.redis_books import RedisBooks
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import GroupState, Purpose
@@ -358,17 +357,6 @@ async def test_the_queue_can_be_drained_when_the_server_is_out_of_memory(
         await redis_store.command("CONFIG", "SET", "maxmemory", "0")
     ledger = await queue.ledger()
     assert (ledger.accepted, ledger.trained, ledger.dead, ledger.cancelled) == (4, 1, 1, 2)
-    await assert_exact(queue)
-
-
-async def test_a_cancelled_group_keeps_its_story_and_not_its_prompt(redis_store: RedisStore, queue: RedisQueue) -> None:
-    submission = await queue.submit([a_request()])
-    (gid,) = submission.group_ids
-    await queue.cancel(submission.id)
-    assert await redis_store.command("HMGET", key(queue, f"group:{gid}"), "state", "request") == [b"cancelled", None]
-    record = await RedisBooks(redis_store, queue.run).record(gid)
-    assert record is not None
-    assert ([event.text for event in record.events], record.request) == (["accepted", "cancelled: cancelled"], None)
     await assert_exact(queue)
 
 

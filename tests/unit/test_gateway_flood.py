@@ -1,6 +1,7 @@
 """One token can fill neither the gateway nor the places of others, and /healthz answers whatever comes."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from starlette.responses import Response
 from rollout.board import Heartbeat
 from services.config import LimitsConfig
 from services.gateway_app import build_app
+from services.tokenizer import TokenisedPrompt
 from tests.unit.gateway_kit import (
     ADMIN,
     METRICS,
@@ -21,6 +23,7 @@ from tests.unit.gateway_kit import (
     BoardStub,
     EchoBackend,
     Kit,
+    WordTokenizer,
     bearer,
     fleet,
     heartbeat,
@@ -189,3 +192,25 @@ async def test_all_who_ask_for_health_at_once_are_one_look_at_the_store() -> Non
         assert board.asked == 1
         assert (await http.get("/healthz")).status_code == 200
         assert board.asked == 2
+
+
+async def test_users_do_not_wait_for_the_prompts_of_rollouts() -> None:
+    gate = threading.Event()
+
+    class Slow(WordTokenizer):
+        def text(self, prompt: str) -> TokenisedPrompt:
+            if prompt == "slow":
+                gate.wait(10)
+            return super().text(prompt)
+
+    gateway = kit(tokenizer=Slow())
+    async with connect(gateway) as http:
+        slow = http.post("/v1/rollouts", json={"prompt": "slow"}, headers=bearer(ROLLOUT))
+        rollout = asyncio.create_task(slow)
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            answer = await http.post("/v1/completions", json=COMPLETION, headers=bearer(USER))
+        assert answer.status_code == 200
+        assert not rollout.done()
+        gate.set()
+        assert (await rollout).status_code == 202

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -18,9 +17,8 @@ from rollout.queue import QueueLimits
 from rollout.types import Purpose
 from services.gateway_app import build_app
 from services.sample_stream import as_they_finish
-from services.tokenizer import TokenisedPrompt
 from tests.queue_records import a_request
-from tests.unit.gateway_kit import ADMIN, ROLLOUT, Kit, WordTokenizer, bearer, fleet, heartbeat, kit, scored, until
+from tests.unit.gateway_kit import ADMIN, ROLLOUT, Kit, bearer, fleet, heartbeat, kit, scored, until
 
 BODY: dict[str, Any] = {"prompts": ["one two", "three"], "n": 2, "sampling": {"max_tokens": 4, "seed": 9}}
 
@@ -393,24 +391,3 @@ async def test_a_page_holds_no_more_groups_than_its_tokens_allow(monkeypatch: py
             pages.append([group["index"] for group in page["groups"]])
             cursor = page["next_cursor"]
     assert pages == [[0], [1], [2]]
-
-
-async def test_users_do_not_wait_for_the_prompts_of_rollouts() -> None:
-    gate = threading.Event()
-
-    class Slow(WordTokenizer):
-        def text(self, prompt: str) -> TokenisedPrompt:
-            if prompt == "slow":
-                gate.wait(10)
-            return super().text(prompt)
-
-    gateway = kit(tokenizer=Slow())
-    async with connect(gateway) as http:
-        rollout = asyncio.create_task(submit(http, {"prompt": "slow"}))
-        await asyncio.sleep(0.05)
-        async with asyncio.timeout(5):
-            answer = await http.post("/v1/completions", json={"prompt": "a"})
-        assert answer.status_code == 200
-        assert not rollout.done()
-        gate.set()
-        assert (await rollout).status_code == 202
