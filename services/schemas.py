@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema, model_validator
 
 from rollout.types import MIN_TEMPERATURE
+from services.strict_body import StrictBody
 
 _MAX_TOKEN_ID = 2**31 - 1
 _PROMPT_SCHEMA = {
@@ -58,14 +59,15 @@ def _check_temperature(value: float) -> float:
     return value
 
 
+TokenId = Annotated[int, Field(ge=0, le=_MAX_TOKEN_ID)]
 Temperature = Annotated[float, AfterValidator(_check_temperature)]
 PromptInput = Annotated[Any, AfterValidator(_check_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
 Metadata = dict[str, Any]
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+class _Body(StrictBody):
+    model_config = ConfigDict(frozen=True)
 
 
 class SamplingBody(_Body):
@@ -79,7 +81,7 @@ class SamplingBody(_Body):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0, le=_MAX_TOKEN_ID)
     """0 keeps every token."""
-    stop_token_ids: list[Annotated[int, Field(ge=0, le=_MAX_TOKEN_ID)]] = Field(default_factory=list, max_length=64)
+    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=64, fail_fast=True)
     seed: int | None = Field(default=None, ge=0, lt=2**63)
 
 
@@ -108,7 +110,7 @@ class SubmitBody(_Body):
         }
     )
 
-    prompts: list[PromptInput] | None = Field(default=None, min_length=1)
+    prompts: Annotated[list[PromptInput], Field(fail_fast=True, min_length=1)] | None = None
     prompt: PromptInput | None = None
     """Short for a list of one."""
     n: int = Field(default=1, ge=1)
@@ -117,7 +119,7 @@ class SubmitBody(_Body):
     reward: RewardBody | None = None
     purpose: Literal["train", "eval", "collect"] = "collect"
     """`train` goes to the run's trainer and needs a reward; the samples of the others are only read here."""
-    metadata: Metadata | list[Metadata] = Field(default_factory=dict)
+    metadata: Metadata | Annotated[list[Metadata], Field(fail_fast=True)] = Field(default_factory=dict)
     """For all prompts, or one for each; given to the reward function and returned with the samples."""
     run: Label | None = None
     """One of the fleet's runs; the fleet's own by default."""

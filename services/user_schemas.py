@@ -4,11 +4,14 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from services.strict_body import StrictBody
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_LOGPROBS = 20
+MAX_BIASES = 300
 MAX_CACHE_SALT = 128
 _NOT_IN_CACHE_SALT = "@/\\\0"
 
@@ -38,6 +41,13 @@ def _check_cache_salt(salt: str) -> str:
     return salt
 
 
+def _check_biases(value: Any) -> Any:
+    """Before their values are looked at: a parser goes on through all of a dictionary, and keeps an error for each."""
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise ValueError(f"{len(value)} tokens, at most {MAX_BIASES} may have a bias")
+    return value
+
+
 Hint = Annotated[Any, Field(exclude=True)]
 """Parameters of the OpenAI SDK that mean nothing to these engines: accepted whatever their value, and not passed on."""
 TemplateVariables = Annotated[dict[str, Any], AfterValidator(_check_template_variables)]
@@ -45,21 +55,18 @@ CacheSalt = Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT), After
 StopText = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
 """The engine looks for each in the answer at every token."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Tokens = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(StrictBody):
     """OpenAI's stream_options."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: Hint = None
 
 
-class _UserBody(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _UserBody(StrictBody):
     model: str | None = None
     """The only model where it is left out."""
     n: int | None = Field(default=None, ge=1)
@@ -69,13 +76,15 @@ class _UserBody(BaseModel):
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, lt=2**31)
     min_p: float | None = Field(default=None, ge=0, le=1)
-    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
+    stop: StopText | Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=64)] | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, gt=0, le=10)
-    logit_bias: dict[str, float] | None = Field(default=None, max_length=300)
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_check_biases)] = Field(
+        default=None, json_schema_extra={"maxProperties": MAX_BIASES}
+    )
     min_tokens: int | None = Field(default=None, ge=0)
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -95,9 +104,9 @@ class CompletionBody(_UserBody):
 
     prompt: (
         Annotated[str, Field(min_length=1)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
+        | Tokens
+        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(fail_fast=True, min_length=1)]
+        | Annotated[list[Tokens], Field(fail_fast=True, min_length=1)]
     )
     max_tokens: int | None = Field(default=None, ge=0)
     """0 only with `echo`: the prompt's own logprobs."""
@@ -129,10 +138,10 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     role: str = Field(min_length=1, max_length=64)
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -145,19 +154,19 @@ class ChatBody(_UserBody):
         json_schema_extra={"examples": [{"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 16}]}
     )
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    tools: list[dict[str, Any]] | None = Field(default=None, max_length=128)
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=128)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
     """Variables of the model's chat template, such as Qwen3's `enable_thinking`."""
-    modalities: Annotated[list[Literal["text"]] | None, Field(exclude=True)] = None
+    modalities: Annotated[Annotated[list[Literal["text"]], Field(fail_fast=True)] | None, Field(exclude=True)] = None
     store: Hint = None
     metadata: Hint = None
     service_tier: Hint = None
