@@ -52,7 +52,7 @@ class MemoryQueue:
         self._dead: deque[DeadLetter] = deque(maxlen=10_000)
         self._writer = Writer()
         self._credits: int | None = None
-        self._eta: int | None = None
+        self._max_age: int | None = None
         self._scored = 0
 
     # producers
@@ -181,9 +181,9 @@ class MemoryQueue:
             self._check_writer(token)
         self._writer.owner = ""
 
-    async def set_gate(self, token: int, *, batch_groups: int, eta: int) -> None:
+    async def set_gate(self, token: int, *, groups: int, max_age: int) -> None:
         self._check_writer(token)
-        self._credits, self._eta = batch_groups * (eta + 1), eta
+        self._credits, self._max_age = groups, max_age
 
     async def lease_experience(
         self, token: int, *, count: int, group_ids: Sequence[str] | None = None
@@ -326,7 +326,7 @@ class MemoryQueue:
             else:
                 record.state, record.failures, record.returned_ms = GroupState.LEASED, failures, None
                 record.attempt, record.deadline_ms = record.attempt + 1, deadline
-                max_age = self._eta if record.request.purpose is Purpose.TRAIN else None
+                max_age = self._max_age if record.request.purpose is Purpose.TRAIN else None
                 salvaged = {i: s for i, s in assembled(record.chunks.values()).items() if 0 <= i < record.request.n}
                 leases.append(Lease(gid, record.attempt, record.request, deadline, salvaged, max_age))
         return leases

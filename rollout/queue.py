@@ -74,8 +74,8 @@ class Lease:
     salvaged: Mapping[int, Salvaged] = field(default_factory=dict)
     """What earlier attempts left of the samples, by index."""
     max_age: int | None = None
-    """A salvaged sample whose oldest version is further behind than this is not worth continuing: the gate's eta, which
-    the writer sets and which holds for train groups; None where none is set."""
+    """A sample whose oldest version is further behind than this is not worth going on with: the writer sets it with the
+    gate, and it holds for train groups; None where none is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +174,8 @@ class RolloutQueue(Protocol):
     async def lease(self, consumer: str, *, count: int, lease_s: float, purposes: Sequence[Purpose]) -> list[Lease]:
         """Up to `count` groups, purposes in the order given, expired leases before fresh work.
 
-        Train groups are gated: running + experience not yet settled <= (eta + 1) * batch_groups, once the writer has
-        set the gate. Never blocks.
+        Train groups are gated once the writer has set the gate: running + experience not yet settled <= `groups`. Never
+        blocks.
         """
         ...
 
@@ -221,8 +221,9 @@ class RolloutQueue(Protocol):
         """Give the claim up at once on a clean stop. Raises Fenced."""
         ...
 
-    async def set_gate(self, token: int, *, batch_groups: int, eta: int) -> None:
-        """How far generation may run ahead of training, see `lease`. Raises Fenced."""
+    async def set_gate(self, token: int, *, groups: int, max_age: int) -> None:
+        """How far generation may run ahead of training, see `lease`, and how many versions old what is left of a sample
+        may be to be gone on from, see `Lease.max_age`. Raises Fenced."""
         ...
 
     async def lease_experience(

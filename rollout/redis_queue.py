@@ -207,8 +207,8 @@ class RedisQueue:
     async def release_writer(self, token: int) -> None:
         await self._run("release_writer", token)
 
-    async def set_gate(self, token: int, *, batch_groups: int, eta: int) -> None:
-        await self._run("set_gate", token, batch_groups, eta)
+    async def set_gate(self, token: int, *, groups: int, max_age: int) -> None:
+        await self._run("set_gate", token, groups, max_age)
 
     async def lease_experience(
         self, token: int, *, count: int, group_ids: Sequence[str] | None = None

@@ -99,7 +99,7 @@ class ReplayQueue:
     async def release_writer(self, token: int) -> None:
         self._check(token)
 
-    async def set_gate(self, token: int, *, batch_groups: int, eta: int) -> None:  # noqa: ARG002
+    async def set_gate(self, token: int, *, groups: int, max_age: int) -> None:  # noqa: ARG002
         self._check(token)
 
     async def lease_experience(

@@ -6,6 +6,7 @@ when true, a sample that was cut at `max_tokens` scores 0.
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -114,17 +115,25 @@ def reasoning_gym(sample: RewardInput) -> float:
 
 
 def math_verify(sample: RewardInput) -> float:
-    """1 when the completion's final mathematical expression equals metadata["answer"]."""
+    """1 when the completion's final mathematical expression equals metadata["answer"], which is a number, LaTeX, or
+    text with LaTeX between dollars or in a box. Raises RewardError for an answer without an expression.
+    """
     from math_verify import parse, verify
 
     if not _ended(sample):
         return 0.0
     # its own timeouts use signals and belong to no worker that is killed from outside
     with arithmetic_alone():
-        gold = parse(_answer(sample), parsing_timeout=None)
+        gold = parse(_in_latex(_answer(sample)), parsing_timeout=None)
+        if not gold:
+            raise RewardError(f'metadata["answer"] holds no mathematical expression: {_answer(sample)[:80]!r}')
         found = parse(sample.completion, parsing_timeout=None)
         return float(bool(found) and verify(gold, found, timeout_seconds=None))
 
+
+_NUMBER = re.compile(r"[+-]?[\d,]*\.?\d+(\s*/\s*\d+)?\s*(\\?%)?")
+_LATEX_MARKS = ("$", "\\(", "\\[", "\\boxed")
+"""That the parser looks for."""
 
 BUILTIN: Mapping[str, str] = {
     "exact_match": "rollout.rewards:exact_match",
@@ -155,6 +164,17 @@ def _gym_scorer(dataset: str) -> Callable[[str, Mapping[str, Any]], float]:
 
 def _ended(sample: RewardInput) -> bool:
     return sample.finish_reason == "stop" or not sample.params.get("require_stop", False)
+
+
+def _in_latex(answer: str) -> str:
+    """Between dollars, where it is LaTeX that stands alone: the parser reads a number in other text, and no more of
+    `2\\sqrt{2}` than its 2.
+
+    >>> _in_latex("2x"), _in_latex("1,000"), _in_latex("it is $x$")
+    ('$2x$', '1,000', 'it is $x$')
+    """
+    alone = not _NUMBER.fullmatch(answer.strip()) and not any(mark in answer for mark in _LATEX_MARKS)
+    return f"${answer.strip()}$" if alone else answer
 
 
 def _answer(sample: RewardInput) -> str:

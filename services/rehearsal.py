@@ -109,11 +109,12 @@ def perturb(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def independent_logprobs(model: Path, token_ids: tuple[tuple[int, ...], ...]) -> tuple[tuple[float, ...], ...]:
-    """What transformers computes in float32 on the CPU, as `Canary.logprobs`."""
+    """What transformers computes in float32 on the CPU, as `Canary.logprobs`; by its plainest attention, since
+    others leave out what some models add (Gemma 2's cap on scores)."""
     from transformers import AutoModelForCausalLM
 
     policy = AutoModelForCausalLM.from_pretrained(
-        model, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+        model, dtype=torch.float32, attn_implementation="eager", local_files_only=True, trust_remote_code=False
     )
     ids = torch.tensor(token_ids)
     with torch.inference_mode():

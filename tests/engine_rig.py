@@ -89,7 +89,7 @@ class Rig:
         store = await RedisStore.connect(self.redis)
         queue, board = RedisQueue(store, config.run), RedisBoard(store)
         token = await queue.acquire_writer("fake-trainer", ttl_s=120)
-        await queue.set_gate(token, batch_groups=64, eta=4)
+        await queue.set_gate(token, groups=320, max_age=4)
         await board.attach(config.fleet, config.run, token)
         weights = self.tmp / config.run
         kind = AdapterTrainer if self.sharing.mode == "adapter" else FakeTrainer

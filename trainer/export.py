@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.core_model_loading import revert_weight_conversion
 
 from rollout.durable import write_text
 from rollout.weights import Bucket, TensorSpec
@@ -34,11 +35,19 @@ def export_model(
 
 
 def model_tensors(model: torch.nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
-    """Every distinct weight once (a tied output layer is its embedding), copied to the CPU, an adapter added.
+    """Every distinct weight once (a tied output layer is its embedding), copied to the CPU, an adapter added, under the
+    names and in the shapes of Hugging Face files.
 
     Every rank has to call it, since its part may be asked for; those with `keep` off get nothing.
     """
     parameters = dict(model.named_parameters())
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     buffers = {name: tensor for name, tensor in model.state_dict().items() if name not in every}
-    return merged_tensors(model, whole_tensors({**parameters, **buffers}, keep=keep))
+    tensors = merged_tensors(model, whole_tensors({**parameters, **buffers}, keep=keep))
+    return _as_in_files(model, tensors) if keep else tensors
+
+
+def _as_in_files(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """transformers renames what it loads and makes one tensor of a layer's experts, which engines do not know."""
+    saved: dict[str, torch.Tensor] = revert_weight_conversion(model, tensors)
+    return {name: tensor.contiguous() for name, tensor in saved.items()}

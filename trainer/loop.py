@@ -283,8 +283,9 @@ class TrainingLoop:
         """
         unsettled = len(self.progress.unsettled)
         self._parts.feed.unsettled = unsettled
-        window = (self._config.staleness.eta + 1) * self._config.batch_groups
-        await self._parts.queue.set_gate(self._parts.token, batch_groups=window + unsettled, eta=0)
+        staleness = self._config.staleness
+        groups = (staleness.eta + 1) * self._config.batch_groups + unsettled
+        await self._parts.queue.set_gate(self._parts.token, groups=groups, max_age=staleness.max_age)
 
     async def _publish(self) -> None:
         self.phase = Phase.PUBLISHING
@@ -363,7 +364,7 @@ class TrainingLoop:
         await self._evaluations.finished()
         complete = self.progress.step >= self._config.steps and not self._stopping.is_set()
         if complete and self._parts.eval_prompts:
-            await self._parts.queue.set_gate(self._parts.token, batch_groups=0, eta=0)
+            await self._parts.queue.set_gate(self._parts.token, groups=0, max_age=0)
             self.progress.evaluations = [e for e in self.progress.evaluations if e["label"] != "end"]
             await self._evaluate_now("end")
         await self._write_summary()

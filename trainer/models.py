@@ -61,6 +61,7 @@ def load_silenced(
         model, report = auto.from_pretrained(
             path,
             config=config,
+            attn_implementation=_attention(config),
             dtype=DTYPES[dtype],
             output_loading_info=True,
             local_files_only=True,
@@ -80,6 +81,12 @@ def load_silenced(
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
             module.p = 0.0
     return model.eval()
+
+
+def _attention(config: PretrainedConfig) -> str | None:
+    """ "eager" where attention scores are capped, as in Gemma 2: transformers' `sdpa`, which it would take, ignores the
+    cap, and engines apply it."""
+    return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
 
 
 def silence(config: PretrainedConfig) -> None:

@@ -65,15 +65,17 @@ def packed_attention(
     packed_rows: PackedRows | None = None,
     sliding_window: int | None = None,
     position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, H, N, D], key and value [1, H_kv, N, D], to [1, N, H, D].
 
-    Without `packed_rows` rows are those of the batch, as `sdpa` has them. Raises ValueError for a sliding window or a
-    position bias.
+    Without `packed_rows` rows are those of the batch, as `sdpa` has them. Raises ValueError for a sliding window, a
+    position bias, a cap on scores or sinks.
     """
-    if sliding_window is not None or position_bias is not None:
-        raise ValueError("rows are packed for plain causal attention alone: no sliding window, no position bias")
+    if any(more is not None for more in (sliding_window, position_bias, softcap, s_aux)):
+        raise ValueError("rows are packed for plain causal attention alone: no sliding window, bias, cap or sinks")
     if packed_rows is None:
         found: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs

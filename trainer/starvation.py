@@ -3,14 +3,15 @@
 import time
 from collections.abc import Callable
 
-from rollout.queue import RolloutQueue
+from rollout.queue import DeadLetter, RolloutQueue
+from rollout.types import Purpose
 from trainer.errors import NothingToTrain
 
 _LOOK_S = 1.0
 
 
 class Starvation:
-    """Counts the groups that ended dead since the last one that could be trained."""
+    """Counts the groups for training that ended dead since the last one that could be trained."""
 
     def __init__(self, queue: RolloutQueue, *, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._queue = queue
@@ -18,10 +19,12 @@ class Starvation:
         self._clock = clock
         self._looked = -_LOOK_S
         self._dead_before: int | None = None
+        self._known = 0
+        """Of training, among those before."""
 
     def fed(self) -> None:
         """A group came that the run can train, or could have while it was fresh."""
-        self._dead_before = None
+        self._dead_before, self._known = None, 0
 
     async def check(self) -> None:
         """Looks at the ledger at most once a second. Raises NothingToTrain at `limit` dead groups in a row."""
@@ -31,12 +34,23 @@ class Starvation:
         dead = (await self._queue.ledger()).dead
         if self._dead_before is None:
             self._dead_before = dead
-        if dead - self._dead_before >= self._limit:
+        if dead - self._dead_before + self._known < self._limit:
+            return
+        letters = await self._of_training(dead - self._dead_before)
+        self._dead_before = dead  # what clients collect or evaluate by themselves says nothing of the run
+        self._known += len(letters)
+        if letters and self._known >= self._limit:
             raise NothingToTrain(
-                f"{dead - self._dead_before} groups ended dead since the last that could be trained (the limit is"
-                f" max_dead_batches x batch_groups = {self._limit}); {await self._last_reason()}"
+                f"{self._known} groups ended dead since the last that could be trained (the limit is"
+                f" max_dead_batches x batch_groups = {self._limit}); the last: {letters[0].reason}"
             )
 
-    async def _last_reason(self) -> str:
-        letters = await self._queue.dead_letters(count=1)
-        return f"the last: {letters[0].reason}" if letters else "no dead letter is left to say why"
+    async def _of_training(self, newest: int) -> list[DeadLetter]:
+        """Those of the newest letters whose groups were to be trained, or are not known any more."""
+        letters = await self._queue.dead_letters(count=newest)
+        found = await self._queue.status([letter.group_id for letter in letters])
+        return [
+            letter
+            for letter, status in zip(letters, found, strict=True)
+            if status is None or status.purpose is Purpose.TRAIN
+        ]

@@ -19,7 +19,7 @@
 --   <ns>:{<run>}:dead                  stream  g=<group id> reason=<text> at=<ms>; the newest 10,000, "letter" in the record
 --   <ns>:{<run>}:longest_lease         string  the longest that a lease was ever asked for (ms)
 --   <ns>:{<run>}:writer                hash    token owner until ttl_ms cursor call identity
---   <ns>:{<run>}:gate                  hash    batch_groups eta credits
+--   <ns>:{<run>}:gate                  hash    credits max_age
 --   <ns>:{<run>}:weights               hash    counter (newest number given), version and current (the pointer, JSON)
 --   <ns>:{<run>}:limits                hash    max_depth max_failures retain_s dead_retain_s; without it the defaults below
 --   <ns>:{<run>}:calls                 hash    consumer -> "<nonce> <group ids>" of its last lease, for a resent call

@@ -1,11 +1,11 @@
 -- ARGV: now or "", nonce, consumer, count, lease_ms, purposes...
--- Returns {group id, attempt, deadline, request, salvage as names and chunks, the gate's eta or ""} each: expired leases, then returned
+-- Returns {group id, attempt, deadline, request, salvage as names and chunks, the gate's max_age or ""} each: expired leases, then returned
 -- groups, then fresh ones.
 local now = now_ms(ARGV[1])
 local nonce, consumer, want, lease_ms = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local MOST_BURIED = 1000 -- a call ends the dead it meets, but only so many
 local out, granted, buried, former = {}, {}, 0, {}
-local eta = redis.call('HGET', P .. 'gate', 'eta') or ''
+local max_age = redis.call('HGET', P .. 'gate', 'max_age') or ''
 local longest = lease_ms -- of all that were ever asked for
 
 local function bury(purpose, gid, entry, from, reason)
@@ -42,7 +42,7 @@ local function take(purpose, gid, entry, from, cost)
     count('queued', purpose, -1)
     count('leased', purpose, 1)
   end
-  out[#out + 1] = {gid, attempt, deadline, r[4], redis.call('HGETALL', salvage_key(gid)), eta}
+  out[#out + 1] = {gid, attempt, deadline, r[4], redis.call('HGETALL', salvage_key(gid)), max_age}
   granted[#granted + 1] = gid
 end
 
@@ -126,7 +126,7 @@ if last and string.sub(last, 1, #nonce + 1) == nonce .. ' ' then -- this very ca
   for gid in string.gmatch(string.sub(last, #nonce + 2), '%S+') do
     local r = redis.call('HMGET', group_key(gid), 'state', 'consumer', 'attempt', 'deadline', 'request')
     if r[1] == 'leased' and r[2] == consumer then
-      out[#out + 1] = {gid, tonumber(r[3]), tonumber(r[4]), r[5], redis.call('HGETALL', salvage_key(gid)), eta}
+      out[#out + 1] = {gid, tonumber(r[3]), tonumber(r[4]), r[5], redis.call('HGETALL', salvage_key(gid)), max_age}
     end
   end
   return out

@@ -78,7 +78,7 @@ async def _rounds(store: RedisStore, groups: int, rounds: int) -> dict[str, Any]
 
 async def _queue_round(queue: RedisQueue, request: RolloutRequest, group: Group, groups: int) -> float:
     token = await queue.acquire_writer("bench", ttl_s=60)
-    await queue.set_gate(token, batch_groups=groups, eta=1)
+    await queue.set_gate(token, groups=2 * groups, max_age=1)
     started = time.perf_counter()
     for _ in range(groups // BATCH):
         await queue.submit([request] * BATCH)

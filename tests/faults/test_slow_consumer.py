@@ -56,7 +56,7 @@ async def test_generation_and_admission_stop_at_their_bounds_and_nothing_is_lost
     async with connected(redis_server.url) as store:
         queue, books = RedisQueue(store, run, QueueLimits(max_depth=DEPTH)), RedisBooks(store, run)
         token = await queue.acquire_writer("trainer", ttl_s=600)
-        await queue.set_gate(token, batch_groups=BATCH, eta=ETA)
+        await queue.set_gate(token, groups=BATCH * (ETA + 1), max_age=ETA)
         producing = asyncio.create_task(produce(queue, submitted, refused))
         async with harvesting(small_harvester(queue, "replica", lease_s=5.0, purposes=[Purpose.TRAIN])):
             await asyncio.wait_for(refused.wait(), 30)

@@ -64,7 +64,7 @@ async def interrupted(redis_store: RedisStore, request: pytest.FixtureRequest, c
     scored and two are leased, as many as the trainer's gate allows."""
     queue = RedisQueue(redis_store, request.node.name, clock_ms=lambda: clock.now)
     token = await queue.acquire_writer("before", ttl_s=CLAIM_S)
-    await queue.set_gate(token, batch_groups=3, eta=0)
+    await queue.set_gate(token, groups=3, max_age=0)
     await queue.submit([a_request(i) for i in range(4)])
     first, *_ = await queue.lease("before", count=3, lease_s=LEASE_S, purposes=TRAIN)
     await queue.complete(first, a_group())
@@ -111,7 +111,7 @@ async def test_whoever_renews_keeps_what_it_has_when_the_clock_is_set_back(
     redis_store: RedisStore, clock: Clock, interrupted: tuple[RedisQueue, int], fault: FaultRow
 ) -> None:
     queue, token = interrupted
-    await queue.set_gate(token, batch_groups=4, eta=0)
+    await queue.set_gate(token, groups=4, max_age=0)
     (mine,) = await queue.lease("mine", count=1, lease_s=LEASE_S, purposes=TRAIN)
     clock.now -= HOUR_MS
     fault.fired = True

@@ -76,7 +76,7 @@ async def test_an_older_token_is_refused_everywhere(queue: RedisQueue, fault: Fa
     for call in (
         queue.renew_writer(old, ttl_s=1),
         queue.release_writer(old),
-        queue.set_gate(old, batch_groups=1, eta=0),
+        queue.set_gate(old, groups=1, max_age=0),
         queue.lease_experience(old, count=1),
         queue.settle(old, ["x-0"], GroupState.TRAINED),
     ):
@@ -343,7 +343,7 @@ async def test_the_queue_can_be_drained_when_the_server_is_out_of_memory(
         await queue.release_writer(token)
         token = await queue.acquire_writer("restarted", ttl_s=30)
         assert await queue.name_server("server") == await queue.identity() == "server"
-        await queue.set_gate(token, batch_groups=1, eta=0)
+        await queue.set_gate(token, groups=1, max_age=0)
         leases = await queue.renew("c", leases, lease_s=60)
         await queue.complete(leases[0], a_group())
         await queue.release(leases[1], reason="")

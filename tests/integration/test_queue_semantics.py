@@ -187,7 +187,7 @@ async def test_a_group_past_its_deadline_is_dead_when_it_would_be_leased(queue: 
 
 async def test_the_gate_counts_running_and_scored_groups_and_settling_opens_it(queue: RolloutQueue) -> None:
     token = await queue.acquire_writer("t", ttl_s=60)
-    await queue.set_gate(token, batch_groups=2, eta=1)
+    await queue.set_gate(token, groups=4, max_age=1)
     await queue.submit([a_request(i) for i in range(9)])
     held = await lease(queue)
     assert len(held) == 4
@@ -199,7 +199,7 @@ async def test_the_gate_counts_running_and_scored_groups_and_settling_opens_it(q
 
 async def test_the_gate_does_not_stop_evaluation_or_takeover(queue: RolloutQueue, clock: Clock) -> None:
     token = await queue.acquire_writer("t", ttl_s=60)
-    await queue.set_gate(token, batch_groups=1, eta=0)
+    await queue.set_gate(token, groups=1, max_age=0)
     await queue.submit([a_request(), a_request(1), a_request(2, purpose=Purpose.EVAL)])
     assert len(await lease(queue)) == 1
     clock.now += 10_000
@@ -317,7 +317,7 @@ async def test_leases_of_training_say_how_old_a_salvage_may_be(queue: RolloutQue
     (early,) = await lease(queue, 1)
     assert early.max_age is None
     token = await queue.acquire_writer("w", ttl_s=10)
-    await queue.set_gate(token, batch_groups=8, eta=3)
+    await queue.set_gate(token, groups=32, max_age=3)
     (late,) = await lease(queue, 1)
     (other,) = await queue.lease("c", count=1, lease_s=10, purposes=[Purpose.EVAL])
     assert (late.max_age, other.max_age) == (3, None)

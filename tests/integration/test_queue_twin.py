@@ -168,15 +168,15 @@ class TwinQueues(RuleBasedStateMachine):
         verbs: dict[str, Callable[[RolloutQueue], Awaitable[Any]]] = {
             "renew": lambda q: q.renew_writer(token, ttl_s=4),
             "release": lambda q: q.release_writer(token),
-            "gate": lambda q: q.set_gate(token, batch_groups=2, eta=1),
+            "gate": lambda q: q.set_gate(token, groups=4, max_age=1),
             "lease": lambda q: ids_of(q.lease_experience(token, count=2)),
             "settle": lambda q: q.settle(token, self.known, GroupState.TRAINED),
         }
         self.both(verbs[verb])
 
-    @rule(batch=st.integers(1, 4), eta=st.integers(0, 2))
-    def set_gate(self, batch: int, eta: int) -> None:
-        self.both(lambda q: q.set_gate(self.token, batch_groups=batch, eta=eta))
+    @rule(groups=st.integers(1, 12), max_age=st.integers(0, 2))
+    def set_gate(self, groups: int, max_age: int) -> None:
+        self.both(lambda q: q.set_gate(self.token, groups=groups, max_age=max_age))
 
     @rule(count=st.integers(1, 3))
     def lease_experience(self, count: int) -> None:

@@ -5,6 +5,7 @@ import pytest
 import sympy
 
 from rollout.arithmetic import arithmetic_alone, parsed
+from rollout.errors import RewardError
 from rollout.rewards import RewardInput, math_verify
 
 NUMBERS = ["7", "-3", "+4", "0.25", ".5", "1e3"]
@@ -97,6 +98,14 @@ def sample(completion: str, answer: str) -> RewardInput:
         ("$2x + 2$", "$2(x + 1)$", 1),
         ("50\\%", "50\\%", 1),
         ("$\\gcd(4, 6)$", "2", 1),
+        ("$2\\sqrt{2}$", "2\\sqrt{2}", 1),
+        ("2", "2\\sqrt{2}", 0),
+        ("$\\boxed{\\frac{\\pi}{2}}$", "\\frac{\\pi}{2}", 1),
+        ("$1 + x$", "x+1", 1),
+        ("$(1, 2)$", "(1,2)", 1),
+        ("so $10^5$", "10^{5}", 1),
+        ("1,000 of them", "1,000", 1),
+        ("$\\text{Monday}$", "\\text{Monday}", 1),
         ("The answer is 5", "4", 0),
         ("no number", "4", 0),
         ("$\\operatorname{__import__}(2)$", "2", 0),
@@ -111,3 +120,9 @@ def test_answers_are_verified_and_none_of_them_is_run(
     monkeypatch.setattr("sympy.parsing.sympy_parser.eval_expr", lambda code, *_: ran.append(code))
     assert math_verify(sample(completion, answer)) == reward
     assert ran == []
+
+
+@pytest.mark.parametrize("answer", ["", " ", "$$", "\\boxed{}", "it is $"])
+def test_an_answer_without_an_expression_is_an_error_not_a_zero(answer: str) -> None:
+    with pytest.raises(RewardError, match=r"metadata\[\"answer\"\] holds no mathematical expression"):
+        math_verify(sample("The answer is 4", answer))

@@ -22,9 +22,9 @@ class Clock:
         return self.now
 
 
-async def bury(queue: MemoryQueue, count: int) -> None:
-    await queue.submit([a_request(i) for i in range(count)])
-    for lease in await queue.lease("engine", count=count, lease_s=60, purposes=[Purpose.TRAIN]):
+async def bury(queue: MemoryQueue, count: int, purpose: Purpose = Purpose.TRAIN) -> None:
+    await queue.submit([a_request(i, purpose=purpose) for i in range(count)])
+    for lease in await queue.lease("engine", count=count, lease_s=60, purposes=[purpose]):
         await queue.reject(lease, reason="reward 'mine': ZeroDivisionError")
 
 
@@ -50,6 +50,21 @@ async def test_a_group_that_can_be_trained_starts_the_count_anew() -> None:
         starvation.fed()
         await starvation.check()
     assert (await queue.ledger()).dead == 9
+
+
+async def test_what_clients_collect_and_evaluate_may_die_as_it_likes() -> None:
+    queue = MemoryQueue("run")
+    starvation = Starvation(queue, limit=4, clock=Clock())
+    await starvation.check()
+    for _ in range(3):
+        await bury(queue, 9, Purpose.COLLECT)
+        await bury(queue, 1)
+        await bury(queue, 5, Purpose.EVAL)
+        await starvation.check()
+    await bury(queue, 1)
+    await bury(queue, 9, Purpose.COLLECT)
+    with pytest.raises(NothingToTrain, match="4 groups ended dead"):
+        await starvation.check()
 
 
 async def test_groups_that_arrive_and_cannot_be_trained_count_too() -> None:
