@@ -4,9 +4,9 @@ import math
 
 KV_EDGE = 0.9
 """Share of the cache in use beyond which the next tokens, or a short prompt, may not fit."""
-_HALF = 0.5
-"""The share for a user who has waited for `_LONG_S`: a long prompt is begun when there is room for all of it."""
-_SOON_S, _LONG_S = 0.1, 1.0
+_EDGES = ((3.0, 0.0), (1.0, 0.5), (0.1, KV_EDGE))
+"""The share for a user who has waited for so many seconds: a prompt is begun when there is room for all of it, and a
+long one may need the whole cache."""
 _SHARE = 0.25
 """Of their seats that rollouts give up at each look."""
 
@@ -21,7 +21,10 @@ def next_room(room: int, *, held: int, total: int, kv_usage: float, waited_s: fl
     [32, 15]
     >>> [next_room(15, held=15, total=32, kv_usage=0.7, waited_s=waited_s) for waited_s in (0.2, 1.5)]
     [16, 11]
+    >>> [next_room(8, held=8, total=32, kv_usage=0.3, waited_s=waited_s) for waited_s in (1.5, 3.5)]
+    [9, 6]
     """
-    if waited_s > _SOON_S and kv_usage > (KV_EDGE if waited_s < _LONG_S else _HALF):
+    edge = next((edge for after_s, edge in _EDGES if waited_s > after_s), math.inf)
+    if kv_usage > edge:
         return held - math.ceil(_SHARE * held)
     return room if kv_usage > KV_EDGE else min(total, room + 1)

@@ -25,12 +25,14 @@ from services.keeping import Keeping
 from services.push_config import PushConfig
 from services.push_log import PushLog
 from services.staging import Staging
-from services.swap import EngineBroken, Weights
+from services.swap import NO_ANSWER, EngineBroken, Weights
 from services.user_window import RequestTimes
 
 _ATTEMPTS = 3
 """Times one version may fail its check before the replica waits for the next."""
 _OUTAGE_WAIT_S = 1.0
+_LONGEST_WAIT_S = 600.0
+"""Before a version whose check the engine had no time for is tried again; each such try makes users wait for a load."""
 
 _log = structlog.get_logger(__name__)
 
@@ -95,6 +97,8 @@ class Reconciler:
         self._tokens: dict[str, int] = {}
         self._last_epoch = 0
         self._failures: dict[tuple[str, int, str], int] = {}
+        self._unanswered: dict[tuple[str, int, str], tuple[int, float]] = {}
+        """How often in a row the engine had no time for the check, and until when (monotonic) it is left alone."""
         self._keeping = Keeping(board, fleet=fleet, model=model)
         self._target: CurrentVersion | None = None
         self._caught_up = False
@@ -162,7 +166,9 @@ class Reconciler:
         """The engine was silent for a while: what it computes with a run's weights is checked again before they are fit
         for rollouts, and before anything of theirs is handed in."""
         if self.following and self._canary is not None:
-            self._doubted, self.unchecked = True, self.version
+            self._doubted = True
+            if self.unchecked is None:  # otherwise a version is being checked, whose tokens those in doubt would hide
+                self.unchecked = self.version
             self._settled.clear()
 
     def _know(self, canary: Canary | None) -> None:
@@ -285,7 +291,9 @@ class Reconciler:
 
     def _tries_left(self, run: str, version: int, digest: str) -> bool:
         # the version belongs to it: weights that no step changed are published again under the digest they had
-        return self._failures.get((run, version, digest), 0) < _ATTEMPTS
+        key = (run, version, digest)
+        _, until = self._unanswered.get(key, (0, 0.0))
+        return self._failures.get(key, 0) < _ATTEMPTS and time.monotonic() >= until
 
     def _wanted(self, invitation: Invitation, run: str) -> bool:
         return (
@@ -349,20 +357,29 @@ class Reconciler:
         key = (delivery.run, manifest.version, manifest.digest)
         self._settled.clear()
         self.unchecked = manifest.version
-        verified = False
+        verified = unanswered = False
         try:
             self._on_coming(delivery.run)
             pause_s = await self._swap.load(directory, version=manifest.version, fallback=delivery.artefact)
             gap = await self._swap.gap(manifest.canary)
             verified = self._conclude(delivery, pause_s, gap)
+            unanswered = self._swap.unscored.startswith(NO_ANSWER)
         finally:
             self._trusted = self._swap.conclude(verified=verified)
-            self._failures = {} if verified else {key: self._failures.get(key, 0) + 1}
+            self._count(key, verified=verified, unanswered=unanswered)
             if not self._trusted:
                 self._on_untrusted(f"version {manifest.version} is not verified", manifest.version)
             if verified or not (self._trusted and self._doubted):
                 self._know(manifest.canary if verified else self._canary)
             self.news.set()
+
+    def _count(self, key: tuple[str, int, str], *, verified: bool, unanswered: bool) -> None:
+        """A version that fails its check is given up in time. One whose check the engine had no time for is not: users
+        who keep every seat are no sign of wrong weights, and nothing else would try it when they have left."""
+        failures, (times, _) = self._failures.get(key, 0), self._unanswered.get(key, (0, 0.0))
+        wait_s = min(self._config.watchdog_s * 2**times, _LONGEST_WAIT_S)
+        self._failures = {} if verified or unanswered else {key: failures + 1}
+        self._unanswered = {key: (times + 1, time.monotonic() + wait_s)} if unanswered else {}
 
     def _conclude(self, delivery: Delivery, pause_s: float, gap: float) -> bool:
         version, verified = delivery.manifest.version, gap <= self._config.canary_tolerance
@@ -383,6 +400,6 @@ class Reconciler:
             self._keeping.hold(delivery.run, delivery.manifest, delivery.artefact)
             _log.info("version_applied", version=version, path=delivery.path.value, pause_s=pause_s, gap=gap)
         else:
-            self.detail = f"version {version}: {self._off(gap)}"
+            self.detail = f"version {version}: {self._swap.unscored or self._off(gap)}"
             _log.error("version_not_verified", version=version, gap=gap, tolerance=self._config.canary_tolerance)
         return verified

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
 
 import structlog
 
@@ -80,5 +79,7 @@ class Salvager:
             tasks.create_task(self._keep_due(held))
 
     async def _keep_due(self, held: HeldGroup) -> None:
-        with suppress(LeaseLost):  # its own task will find out
+        try:
             await self.keep(held, self._pace.due)
+        except LeaseLost:  # its own task will find out; until then the queue is not asked for it at every look
+            held.quiet_until = time.monotonic() + _AGAIN_S

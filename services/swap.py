@@ -19,6 +19,8 @@ _COURTESY_S = 0.5
 """For users' first tokens before generation stands still."""
 _CANARY_COURTESY_S = 0.2
 """For them before each of the canary's sequences: a step that computes one is longer by as much as a first token is."""
+NO_ANSWER = "no answer within"
+"""Begins what is said of a canary that took too long, as it does where users leave no seat."""
 NO_GAP = 1e9
 """Stands for a gap that is not a finite number, or not known."""
 
@@ -253,7 +255,7 @@ async def canary_gap(
         scoring.cancel()
     unscored = ""
     if not done:
-        unscored = f"no answer within push.watchdog_s={watchdog_s}"
+        unscored = f"{NO_ANSWER} push.watchdog_s={watchdog_s}"
     elif error := scoring.exception():
         unscored = repr(error)
     if unscored:

@@ -98,3 +98,21 @@ async def test_a_newer_version_that_passes_its_check_ends_the_doubt(tmp_path: Pa
     await step
     await stand.reconciler.step()
     assert (stand.reconciler.version, stand.reconciler.fit, await settled(stand)) == (2, True, True)
+
+
+async def test_a_version_that_is_being_checked_stays_the_one_to_be_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand = await applied(tmp_path)
+    score, seen = stand.engine.score, list[int | None]()
+
+    async def doubted(token_ids: Sequence[int]) -> tuple[float, ...]:
+        stand.reconciler.doubt()
+        seen.append(stand.reconciler.unchecked)
+        return await score(token_ids)
+
+    monkeypatch.setattr(stand.engine, "score", doubted)
+    stand.publish(2)
+    await stand.reconciler.step()
+    assert set(seen) == {2}, "tokens of version 2 are kept from Redis until it has passed"
+    assert (stand.reconciler.version, stand.reconciler.unchecked) == (2, None)

@@ -265,6 +265,25 @@ async def test_a_queue_that_keeps_nothing_more_gets_its_groups_back_all_the_same
     assert stand.harvester.tally.lost == 24
 
 
+async def test_of_a_group_that_was_cancelled_the_queue_is_not_asked_at_every_look() -> None:
+    stand = Stand(capacity=2)
+    stand.engine.open.clear()
+    stand.engine.written = 12
+    submission = await stand.queue.submit([request(n=2, sampling=Sampling(max_tokens=20))])
+    asked = 0
+
+    async def count() -> None:
+        nonlocal asked
+        asked += 1
+
+    async with stand.running():
+        await stand.engine.started.wait()
+        await stand.queue.cancel(submission.id)
+        stand.queue.before_salvage = count
+        await asyncio.sleep(0.45)
+        assert asked <= 2
+
+
 def left_behind(stand: Stand, group_id: str) -> list[int]:
     """Tokens of each sample that the queue keeps."""
     kept = assembled(stand.queue._records[group_id].chunks.values())

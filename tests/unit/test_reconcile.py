@@ -314,6 +314,48 @@ async def test_a_canary_that_the_engine_refuses_leaves_a_stale_replica_and_not_a
     assert stand.reconciler.version == 2
 
 
+async def test_a_canary_that_finds_no_seat_among_users_is_tried_again_when_they_have_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile, "_LONGEST_WAIT_S", 0.05)
+    stand = Stand(tmp_path)
+    full = asyncio.Event()
+
+    async def score(token_ids: Sequence[int]) -> tuple[float, ...]:
+        await full.wait()
+        raise AssertionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stand.reconciler._swap, "_watchdog_s", 0.01)
+        patch.setattr(stand.engine, "score", score)
+        stand.publish(1)
+        async with looping(stand):
+            await until(lambda: len(stand.reconciler.pushes) == 5)
+    assert not stand.reconciler.fit
+    assert "no answer within" in stand.reconciler.detail
+    async with looping(stand):
+        await until(lambda: stand.reconciler.fit)
+    assert stand.reconciler.version == 1
+
+
+async def test_a_version_that_had_no_answer_is_left_alone_for_longer_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(reconcile.time, "monotonic", lambda: now[0])
+    reconciler, key = Stand(tmp_path).reconciler, ("run", 1, "digest")
+    waits = []
+    for _ in range(7):
+        reconciler._count(key, verified=False, unanswered=True)
+        began = now[0]
+        while not reconciler._tries_left(*key):
+            assert reconciler._tries_left("run", 2, "digest"), "another version is not held up"
+            now[0] += 1.0
+        waits.append(now[0] - began)
+    first = reconciler._config.watchdog_s
+    assert waits == [min(first * 2**i, 600.0) for i in range(7)]
+
+
 async def test_an_unforeseen_error_makes_the_replica_stale_until_a_step_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
