@@ -207,7 +207,9 @@ class Sample:
 
     @property
     def oldest_version(self) -> int:
-        return min(s.oldest_version for s in self.segments)
+        """Version of the oldest trained token; of the oldest segment when no token trains."""
+        trained = [s.oldest_version for s in self.segments if s.loss_mask_T.any()]
+        return min(trained or [s.oldest_version for s in self.segments])
 
     @property
     def num_response_tokens(self) -> int:

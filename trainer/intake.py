@@ -107,6 +107,12 @@ def _group_defect(group: Group, limits: PolicyLimits) -> str | None:
     return None
 
 
+def _too_small(group: Group, staleness: StalenessConfig) -> str | None:
+    if (size := len(group.samples_G)) >= staleness.min_group_samples:
+        return None
+    return f"n={size} is below staleness.min_group_samples={staleness.min_group_samples}"
+
+
 def _reward_defect(group: Group) -> str | None:
     if len(group.rewards_G) != len(group.samples_G) or not all(map(math.isfinite, group.rewards_G)):
         return "a reward is missing or not finite"
@@ -139,7 +145,7 @@ def add(
 
     Filtering stops at `max_filtered` groups. It looks at the verifier's rewards as they are, before any penalty.
     """
-    if (reason := defect(experience, limits)) is not None:
+    if (reason := defect(experience, limits) or _too_small(experience.group, staleness)) is not None:
         intake.dead[experience.group_id] = reason
         return
     verdict = judge(

@@ -159,6 +159,11 @@ def scatter_optimizer(engine: Any, workers: WorkersConfig, state: Mapping[str, T
     saved = {key.removeprefix("exp_avg.") for key in state if key.startswith("exp_avg.")}
     if names != saved:
         raise CheckpointError(f"optimizer state is of another model: {len(names ^ saved)} parameters differ")
+    if workers.dtype == "float32" and any(key.startswith("master.") for key in state):
+        raise CheckpointError(
+            "the checkpoint is of a run with dtype=bfloat16, whose weights in full precision dtype=float32 would lose;"
+            " go on with bfloat16, or begin another run with model.path at the checkpoint's policy/"
+        )
     _create_optimizer_state(engine, workers, step)
     for name, parameter in trained_parameters(engine.module).items():
         for moment in _MOMENTS:

@@ -22,7 +22,7 @@ from tests.trainer_kit import ROUNDING, called_until_dead, worker_pids
 from trainer.algorithm import AlgorithmConfig
 from trainer.batch import Row, make_batch
 from trainer.config import OptimizerConfig, WorkersConfig
-from trainer.errors import ModelError, WorkerDied
+from trainer.errors import CheckpointError, ModelError, WorkerDied
 from trainer.models import load_policy
 from trainer.objective import metrics_of
 from trainer.placement import Place
@@ -165,6 +165,15 @@ def test_a_restored_core_continues_bit_for_bit(model_dir: Path, tmp_path: Path, 
     restored = PolicyCore(spec(tmp_path, stage, dtype=dtype))
     restored.load_state(tmp_path)
     assert trained_logprobs(restored, 2) == trained_logprobs(core, 2)
+
+
+def test_a_bfloat16_run_does_not_go_on_in_float32_without_its_full_weights(model_dir: Path, tmp_path: Path) -> None:
+    core = PolicyCore(spec(model_dir, 1, dtype="bfloat16"))
+    trained_logprobs(core, 1)
+    core.export(tmp_path, bucket_bytes=1 << 28)
+    core.save_state(tmp_path)
+    with pytest.raises(CheckpointError, match=r"run with dtype=bfloat16.*dtype=float32 would lose"):
+        PolicyCore(spec(tmp_path, 0, dtype="float32")).load_state(tmp_path)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

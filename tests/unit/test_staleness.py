@@ -27,6 +27,12 @@ def test_tokens_that_do_not_train_do_not_age_a_sample() -> None:
     assert sample_age(sample_of(1, 5, mask=[0, 1]), current_version=7) == 2
 
 
+def test_segments_that_do_not_train_do_not_age_a_sample() -> None:
+    (old,), (new,) = sample_of(1, mask=[0]).segments, sample_of(6).segments
+    assert sample_age(Sample((old, new), ""), current_version=7) == 1
+    assert sample_age(Sample((old,), ""), current_version=7) == 6
+
+
 def test_a_sample_ahead_of_the_trainer_is_fresh() -> None:
     assert sample_age(sample_of(9), current_version=7) == 0
 

@@ -26,6 +26,13 @@ async def experiences(*versions: int) -> list[Experience]:
     return await queue.lease_experience(token, count=len(versions))
 
 
+async def test_a_group_that_is_too_small_for_the_run_is_dead_and_not_stale() -> None:
+    intake, (experience,) = Intake(), await experiences(9)
+    add(intake, experience, version=9, staleness=StalenessConfig(min_group_samples=3))
+    assert intake.dead == {experience.group_id: "n=2 is below staleness.min_group_samples=3"}
+    assert (intake.groups, intake.stale_ids, intake.usable) == ([], [], 0)
+
+
 async def test_tokens_of_stale_groups_reach_the_summary() -> None:
     intake = Intake()
     for experience in await experiences(0, 9, 1):
