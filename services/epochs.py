@@ -52,7 +52,7 @@ class Epochs:
         self._accept(invitation, manifest)
         if (receiver := await self._receiver(invitation)) is None:
             return None
-        await self._board.ack(self._fleet, invitation.epoch, self._replica, self._host)
+        await self._board.ack(self._fleet, invitation.epoch, self._replica, f"{self._host}/{self._staging.place}")
         if (membership := await self._membership(invitation)) is None:
             return None
         started = time.monotonic()

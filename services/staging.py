@@ -51,6 +51,13 @@ class Staging:
             self._in_use = (self._own / _IN_USE).open("w")
             fcntl.flock(self._in_use, fcntl.LOCK_EX)
 
+    @property
+    def place(self) -> str:
+        """The same for all replicas that see each other's directories: containers may share a hostname and have a
+        /dev/shm each."""
+        found = self._base.stat()
+        return f"{found.st_dev}:{found.st_ino}"
+
     def open(self, name: str, num_bytes: int) -> Path:
         """A fresh directory in place of the one before; raises WeightsError when there is no room for `num_bytes`."""
         self.clear()

@@ -96,3 +96,13 @@ def test_the_directory_it_makes_is_its_users_alone(tmp_path: Path) -> None:
     started(tmp_path, nonce="one")
     started(tmp_path, nonce="two")
     assert base(tmp_path).stat().st_mode & 0o777 == 0o700
+
+
+def test_replicas_are_at_one_place_where_they_see_each_others_directories(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    stagings = [Staging(tmp_path / root, replica) for root, replica in (("one", "a"), ("one", "b"), ("other", "c"))]
+    for staging in stagings:
+        staging.prepare()
+    first, second, elsewhere = (staging.place for staging in stagings)
+    assert first == second != elsewhere
