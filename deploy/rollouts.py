@@ -21,7 +21,7 @@ def submit(args: argparse.Namespace) -> int:
     fields: dict[str, Any] = {
         "n": args.n,
         "sampling": {"max_tokens": args.max_tokens, "temperature": args.temperature},
-        "reward": {"name": args.reward} if args.reward else None,
+        "reward": {"name": args.reward, "params": _params(args.reward_params)} if args.reward else None,
         "purpose": args.purpose,
         "run": args.run_name or os.environ.get("NIGHTSHIFT_RUN"),
         "metadata": metadata if any(metadata) else None,
@@ -46,6 +46,17 @@ def cancel(args: argparse.Namespace) -> int:
     with gateway(args, "rollout") as client:
         print(f"{client.cancel(args.id)} groups cancelled")
     return 0
+
+
+def _params(text: str | None) -> dict[str, Any]:
+    """Raises ConfigError for what is no JSON object."""
+    try:
+        params = parse(text or "{}")
+    except ValueError as error:
+        raise ConfigError(f"--reward-params: {error}") from None
+    if not isinstance(params, dict):
+        raise ConfigError(f"--reward-params: a JSON object is expected, this is {text}")
+    return params
 
 
 def _follow(client: RolloutClient, rollout_id: str) -> None:
