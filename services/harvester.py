@@ -31,7 +31,7 @@ _GROUPS_PER_SEAT = 2
 """Most groups held for each seat: rewards that are slower than generation end up here and stop the leasing."""
 _OUTAGE_WAIT_S = 1.0
 _LOOK_S = 0.1
-"""Between two looks at what is to be given back."""
+"""Between two looks at what is to be given back, or whether there is room for a group."""
 _OTHERS_S = 2.0
 """After an outage of the store, for others to renew leases that ran out meanwhile before anybody takes one over."""
 _MOST_DOUBLINGS = 4
@@ -141,7 +141,9 @@ class Harvester:
         await self._seats.wait_free()
         while len(self._held) >= _GROUPS_PER_SEAT * max(1, self._seats.capacity):
             self._ended.clear()
-            await self._ended.wait()
+            with suppress(TimeoutError):  # the guard may give more seats before a slow reward is there
+                await asyncio.wait_for(self._ended.wait(), _LOOK_S)
+            await self._seats.wait_free()
 
     async def _lease_one(self) -> bool:
         """One group of the next run that has work; False when there is none."""

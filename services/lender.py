@@ -79,6 +79,8 @@ class Lender:
         self._meter = Meter(Price(config.lending.tokens_per_s, config.lending.switch_s))
         self._waiting, self._asked_at = 0, -math.inf
         self._full_at = -math.inf
+        self._away, self._back_at = False, -math.inf
+        """Whether the board does not answer; when it answered again."""
         self._emptied: set[str] = set()
         """Lent ones that their users have left."""
         self._decided_at: dict[str, float] = {}
@@ -109,7 +111,10 @@ class Lender:
         except StoreUnavailable:
             self._forecast.observe(now, self._in_flight(), wall=wall)
             self._heard = Heard(_SILENT_S)  # whose silence it was is not known
+            self._away = True
             raise
+        if self._away:
+            self._away, self._back_at = False, now
         silent = self._silent(beats, now, unreached=called)
         self._forecast.observe(now, max(self._in_flight(), _sequences(beats, silent)), wall=wall)
         epoch = await self._wishes.lead(self._config.fleet, self._holder, ttl_s=_lead_s(self._lending.wish_s))
@@ -118,6 +123,9 @@ class Lender:
         if epoch != self._epoch:
             await self._take_over(now)
             self._epoch = epoch
+        if not called and self._not_all_back(beats, now):
+            await self._wish()
+            return
         self._meter.observe(beats, now)
         price = self._meter.price(beats)
         if not _idle(beats):
@@ -127,8 +135,15 @@ class Lender:
         self._forget_gone(beats, now)
         self.decision = decide(self.decision, situation, self._terms(), price, now)
         self._choose(beats, silent, situation, now)
-        wish = Wish(epoch, self.lent, dict(self._decided_at))
+        await self._wish()
+
+    async def _wish(self) -> None:
+        wish = Wish(self._epoch, self.lent, dict(self._decided_at))
         await self._wishes.wish(self._config.fleet, wish, ttl_s=self._lending.wish_s)
+
+    def _not_all_back(self, beats: Sequence[Heartbeat], now: float) -> bool:
+        """Whether lent ones are missing on a board that was away for longer than heartbeats last, and may come yet."""
+        return now - self._back_at < _SILENT_S and not self.lent <= {beat.replica for beat in beats}
 
     def _silent(self, beats: Sequence[Heartbeat], now: float, *, unreached: bool) -> frozenset[str]:
         """Those that are not heard of; requests that wait learn who is. `unreached`: users find nobody who serves."""

@@ -54,6 +54,25 @@ async def test_nothing_is_leased_while_seats_are_taken() -> None:
         await stand.until(submission.group_ids[1], GroupState.DELIVERED)
 
 
+async def test_more_is_leased_when_there_are_more_seats_however_slow_the_rewards_are() -> None:
+    stand = Stand(capacity=1)
+    stand.rewards.swallow = True
+    await stand.queue.submit([request(n=1) for _ in range(8)])
+    async with stand.running():
+        await leased(stand, 2)
+        stand.seats.resize(4)
+        await leased(stand, 8)
+
+
+async def leased(stand: Stand, groups: int) -> None:
+    """Until so many are, and for a moment no more."""
+    async with asyncio.timeout(5):
+        while (await stand.queue.ledger()).leased < groups:  # noqa: ASYNC110 (the queue has no event for this)
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    assert (await stand.queue.ledger()).leased == groups
+
+
 async def test_nothing_is_leased_when_the_replica_may_not_harvest() -> None:
     stand = Stand()
     stand.fleet.allowed = ()

@@ -348,6 +348,43 @@ async def test_what_was_not_heard_while_the_board_was_away_calls_nobody_back() -
     assert await stand.pass_time(4) == 0, "and is gone where it is not"
 
 
+async def test_lent_ones_stay_lent_while_a_board_that_was_away_fills_again() -> None:
+    stand = await a_stand()
+    assert await stand.pass_time(12) == 3
+    everybody, look = stand.board.replicas_alive, stand.board.replicas
+
+    async def away(fleet: str) -> list[Heartbeat]:
+        raise StoreUnavailable("restarting")
+
+    stand.board.replicas = away  # type: ignore[method-assign]
+    stand.now += 20.0  # beyond the life of a heartbeat
+    with pytest.raises(StoreUnavailable):
+        await stand.lender.tick()
+    stand.board.replicas = look  # type: ignore[method-assign]
+    for there in ([], everybody[:1], everybody):
+        stand.board.replicas_alive = there
+        assert await stand.pass_time(1) == 3
+    stand.board.replicas_alive = everybody[:2]
+    assert await stand.pass_time(4) < 3, "who does not come is gone"
+
+
+async def test_users_who_find_nobody_do_not_wait_for_a_board_that_fills_again() -> None:
+    stand = await a_stand()
+    assert await stand.pass_time(12) == 3
+    everybody, look = stand.board.replicas_alive, stand.board.replicas
+
+    async def away(fleet: str) -> list[Heartbeat]:
+        raise StoreUnavailable("restarting")
+
+    stand.board.replicas = away  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable):
+        await stand.lender.tick()
+    stand.board.replicas = look  # type: ignore[method-assign]
+    stand.board.replicas_alive = everybody[:2]
+    stand.recall.call()
+    assert await stand.pass_time(1) < 3
+
+
 async def test_one_in_the_place_of_a_lent_one_that_is_gone_is_a_new_decision() -> None:
     stand = await a_stand()
     stand.users = 8
