@@ -26,13 +26,10 @@ from services.push_config import PushConfig
 from services.push_log import PushLog
 from services.staging import Staging
 from services.swap import NO_ANSWER, EngineBroken, Weights
+from services.tries import Tries
 from services.user_window import RequestTimes
 
-_ATTEMPTS = 3
-"""Times one version may fail its check before the replica waits for the next."""
 _OUTAGE_WAIT_S = 1.0
-_LONGEST_WAIT_S = 600.0
-"""Before a version whose check the engine had no time for is tried again; each such try makes users wait for a load."""
 
 _log = structlog.get_logger(__name__)
 
@@ -96,9 +93,7 @@ class Reconciler:
         self._turn = turn
         self._tokens: dict[str, int] = {}
         self._last_epoch = 0
-        self._failures: dict[tuple[str, int, str], int] = {}
-        self._unanswered: dict[tuple[str, int, str], tuple[int, float]] = {}
-        """How often in a row the engine had no time for the check, and until when (monotonic) it is left alone."""
+        self._tries = Tries(config.watchdog_s)
         self._keeping = Keeping(board, fleet=fleet, model=model)
         self._target: CurrentVersion | None = None
         self._caught_up = False
@@ -290,10 +285,7 @@ class Reconciler:
         return token == newest
 
     def _tries_left(self, run: str, version: int, digest: str) -> bool:
-        # the version belongs to it: weights that no step changed are published again under the digest they had
-        key = (run, version, digest)
-        _, until = self._unanswered.get(key, (0, 0.0))
-        return self._failures.get(key, 0) < _ATTEMPTS and time.monotonic() >= until
+        return self._tries.left((run, version, digest), time.monotonic())
 
     def _wanted(self, invitation: Invitation, run: str) -> bool:
         return (
@@ -366,20 +358,12 @@ class Reconciler:
             unanswered = self._swap.unscored.startswith(NO_ANSWER)
         finally:
             self._trusted = self._swap.conclude(verified=verified)
-            self._count(key, verified=verified, unanswered=unanswered)
+            self._tries.ended(key, time.monotonic(), verified=verified, unanswered=unanswered)
             if not self._trusted:
                 self._on_untrusted(f"version {manifest.version} is not verified", manifest.version)
             if verified or not (self._trusted and self._doubted):
                 self._know(manifest.canary if verified else self._canary)
             self.news.set()
-
-    def _count(self, key: tuple[str, int, str], *, verified: bool, unanswered: bool) -> None:
-        """A version that fails its check is given up in time. One whose check the engine had no time for is not: users
-        who keep every seat are no sign of wrong weights, and nothing else would try it when they have left."""
-        failures, (times, _) = self._failures.get(key, 0), self._unanswered.get(key, (0, 0.0))
-        wait_s = min(self._config.watchdog_s * 2**times, _LONGEST_WAIT_S)
-        self._failures = {} if verified or unanswered else {key: failures + 1}
-        self._unanswered = {key: (times + 1, time.monotonic() + wait_s)} if unanswered else {}
 
     def _conclude(self, delivery: Delivery, pause_s: float, gap: float) -> bool:
         version, verified = delivery.manifest.version, gap <= self._config.canary_tolerance

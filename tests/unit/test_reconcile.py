@@ -13,7 +13,7 @@ import pytest
 from rollout.board import CurrentVersion, Invitation, Membership, Pin, PushPath
 from rollout.errors import WeightsError
 from rollout.weights import AdapterForm, WeightManifest, version_dir
-from services import collective, delivery, reconcile
+from services import collective, delivery, reconcile, tries
 from services.swap import NO_GAP
 from tests.reconcile_stand import Engine, Notices, Stand
 
@@ -317,7 +317,7 @@ async def test_a_canary_that_the_engine_refuses_leaves_a_stale_replica_and_not_a
 async def test_a_canary_that_finds_no_seat_among_users_is_tried_again_when_they_have_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconcile, "_LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr(tries, "_LONGEST_WAIT_S", 0.05)
     stand = Stand(tmp_path)
     full = asyncio.Event()
 
@@ -336,24 +336,6 @@ async def test_a_canary_that_finds_no_seat_among_users_is_tried_again_when_they_
     async with looping(stand):
         await until(lambda: stand.reconciler.fit)
     assert stand.reconciler.version == 1
-
-
-async def test_a_version_that_had_no_answer_is_left_alone_for_longer_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(reconcile.time, "monotonic", lambda: now[0])
-    reconciler, key = Stand(tmp_path).reconciler, ("run", 1, "digest")
-    waits = []
-    for _ in range(7):
-        reconciler._count(key, verified=False, unanswered=True)
-        began = now[0]
-        while not reconciler._tries_left(*key):
-            assert reconciler._tries_left("run", 2, "digest"), "another version is not held up"
-            now[0] += 1.0
-        waits.append(now[0] - began)
-    first = reconciler._config.watchdog_s
-    assert waits == [min(first * 2**i, 600.0) for i in range(7)]
 
 
 async def test_an_unforeseen_error_makes_the_replica_stale_until_a_step_succeeds(
