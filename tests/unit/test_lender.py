@@ -1,105 +1,18 @@
 """The gateway's loop that lends: whom it chooses, and that an epoch change does not call all back."""
 
 import asyncio
-import math
 import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from rollout.board import Heartbeat, ReplicaRole, ReplicaState
-from rollout.errors import Fenced, StoreUnavailable
-from rollout.memory_queue import MemoryQueue
-from rollout.queue import QueueLimits
+from rollout.errors import StoreUnavailable
 from rollout.types import Purpose
-from rollout.wishes import Wish
-from services.config import FleetConfig
-from services.lender import Lender, chosen
-from services.recall import Recall
+from services.lender import chosen
+from tests.lender_stand import Stand, a_stand
 from tests.queue_records import a_request
-from tests.unit.gateway_kit import BoardStub, beat, until
-
-
-class WishList:
-    """Wishes in this process; `leader` may be someone else."""
-
-    def __init__(self) -> None:
-        self.leader, self.epoch = "", 0
-        self.now: Wish | None = None
-
-    async def lead(self, fleet: str, holder: str, *, ttl_s: float) -> int | None:
-        if self.leader not in {"", holder}:
-            return None
-        self.epoch += self.leader != holder
-        self.leader = holder
-        return self.epoch
-
-    async def wish(self, fleet: str, wish: Wish, *, ttl_s: float) -> None:
-        if wish.epoch != self.epoch:
-            raise Fenced("old")
-        self.now = wish
-
-    async def wished(self, fleet: str) -> Wish | None:
-        return self.now
-
-
-class Stand:
-    """A fleet of four that lends, with work in its queue, at midnight."""
-
-    def __init__(self, purposes: tuple[str, ...] = ("eval", "train", "collect"), **lending: Any) -> None:
-        settings = {
-            "lend_after_s": 10,
-            "requests_per_replica": 8,
-            "quiet_s": 20,
-            "production": {"path": "/production"},
-            **lending,
-        }
-        self.config = FleetConfig.model_validate(
-            {
-                "model": {"path": "/policy"},
-                "sharing": {"mode": "lend"},
-                "lending": settings,
-                "harvest": {"purposes": purposes},
-                "autoscaling": {"max_replicas": 4},
-            }
-        )
-        self.now, self.users, self.set_by = 86_400.0 * 20_000, 0, 0.0
-        self.board, self.wishes = BoardStub([beat(name) for name in "abcd"]), WishList()
-        self.silent: set[str] = set()
-        self.queues = {run: MemoryQueue(run, QueueLimits()) for run in ("default", "killed")}
-        self.board.known_runs = list(self.queues)
-        self.queue = self.queues["default"]
-        self.recall = Recall(120.0)
-        self.lender = self.gateway()
-
-    def gateway(self) -> Lender:
-        return Lender(
-            self.config,
-            board=self.board,  # type: ignore[arg-type]
-            wishes=self.wishes,
-            queue=self.queues.__getitem__,
-            in_flight=lambda: self.users,
-            recall=self.recall,
-            clock=lambda: self.now,
-            wall=lambda: self.now + self.set_by,
-        )
-
-    async def pass_time(self, seconds: float) -> int:
-        for _ in range(math.ceil(seconds)):
-            self.now += 1.0
-            self.board.replicas_alive = [
-                one if one.replica in self.silent else replace(one, sent_at=self.now)
-                for one in self.board.replicas_alive
-            ]
-            await self.lender.tick()
-        return 0 if self.wishes.now is None else len(self.wishes.now.lent)
-
-
-async def a_stand(**lending: Any) -> Stand:
-    stand = Stand(**lending)
-    await stand.queue.submit([a_request()])
-    return stand
+from tests.unit.gateway_kit import beat, until
 
 
 async def test_replicas_that_users_leave_are_lent_after_a_while_and_called_back_at_once() -> None:
@@ -332,17 +245,11 @@ async def test_what_was_not_heard_while_the_board_was_away_calls_nobody_back() -
     stand = await a_stand()
     stand.board.replicas_alive = [beat("a"), beat("b")]
     assert await stand.pass_time(30) == 1
-    look = stand.board.replicas
-
-    async def away(fleet: str) -> list[Heartbeat]:
-        raise StoreUnavailable("failover")
-
-    stand.board.replicas = away  # type: ignore[method-assign]
-    for _ in range(4):
-        stand.now += 1.0
-        with pytest.raises(StoreUnavailable):
-            await stand.lender.tick()
-    stand.board.replicas = look  # type: ignore[method-assign]
+    async with stand.board_away():
+        for _ in range(4):
+            stand.now += 1.0
+            with pytest.raises(StoreUnavailable):
+                await stand.lender.tick()
     stand.silent = {"b"}  # which serves, and is back a moment later than the one that is lent
     assert await stand.pass_time(1) == 1
     assert await stand.pass_time(4) == 0, "and is gone where it is not"
@@ -351,16 +258,9 @@ async def test_what_was_not_heard_while_the_board_was_away_calls_nobody_back() -
 async def test_lent_ones_stay_lent_while_a_board_that_was_away_fills_again() -> None:
     stand = await a_stand()
     assert await stand.pass_time(12) == 3
-    everybody, look = stand.board.replicas_alive, stand.board.replicas
-
-    async def away(fleet: str) -> list[Heartbeat]:
-        raise StoreUnavailable("restarting")
-
-    stand.board.replicas = away  # type: ignore[method-assign]
-    stand.now += 20.0  # beyond the life of a heartbeat
-    with pytest.raises(StoreUnavailable):
-        await stand.lender.tick()
-    stand.board.replicas = look  # type: ignore[method-assign]
+    everybody = stand.board.replicas_alive
+    async with stand.board_away():
+        stand.now += 20.0  # beyond the life of a heartbeat
     for there in ([], everybody[:1], everybody):
         stand.board.replicas_alive = there
         assert await stand.pass_time(1) == 3
@@ -371,16 +271,8 @@ async def test_lent_ones_stay_lent_while_a_board_that_was_away_fills_again() -> 
 async def test_users_who_find_nobody_do_not_wait_for_a_board_that_fills_again() -> None:
     stand = await a_stand()
     assert await stand.pass_time(12) == 3
-    everybody, look = stand.board.replicas_alive, stand.board.replicas
-
-    async def away(fleet: str) -> list[Heartbeat]:
-        raise StoreUnavailable("restarting")
-
-    stand.board.replicas = away  # type: ignore[method-assign]
-    with pytest.raises(StoreUnavailable):
-        await stand.lender.tick()
-    stand.board.replicas = look  # type: ignore[method-assign]
-    stand.board.replicas_alive = everybody[:2]
+    async with stand.board_away():
+        stand.board.replicas_alive = stand.board.replicas_alive[:2]
     stand.recall.call()
     assert await stand.pass_time(1) < 3
 
