@@ -25,7 +25,7 @@ from services.keeping import Keeping
 from services.push_config import PushConfig
 from services.push_log import PushLog
 from services.staging import Staging
-from services.swap import NO_ANSWER, EngineBroken, Weights
+from services.swap import EngineBroken, Weights
 from services.tries import Tries
 from services.user_window import RequestTimes
 
@@ -254,7 +254,7 @@ class Reconciler:
         self._trusted = gap <= self._config.canary_tolerance
         if not self._trusted:
             self.detail = f"version {self.version}, checked again: {self._swap.unscored or self._off(gap)}"
-            _log.error("version_not_right_any_more", version=self.version, gap=gap, unscored=self._swap.unscored)
+            _log.error("version_not_right_any_more", version=self.version, gap=gap, unscored=str(self._swap.unscored))
         if not (self._trusted or self._swap.unscored):
             self._on_untrusted(self.detail, self.version)
         self._know(canary)
@@ -355,7 +355,7 @@ class Reconciler:
             pause_s = await self._swap.load(directory, version=manifest.version, fallback=delivery.artefact)
             gap = await self._swap.gap(manifest.canary)
             verified = self._conclude(delivery, pause_s, gap)
-            unanswered = self._swap.unscored.startswith(NO_ANSWER)
+            unanswered = self._swap.unscored is not None and self._swap.unscored.late
         finally:
             self._trusted = self._swap.conclude(verified=verified)
             self._tries.ended(key, time.monotonic(), verified=verified, unanswered=unanswered)

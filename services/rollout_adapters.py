@@ -21,7 +21,7 @@ from rollout.types import Partial, Sampling
 from rollout.weights import Canary, WeightManifest
 from services.adapters import Adapter, AdapterPlaces
 from services.sample_run import Generation
-from services.swap import EngineBroken, Spare, canary_gap
+from services.swap import EngineBroken, Spare, Unscored, canary_gap
 
 _log = structlog.get_logger(__name__)
 
@@ -101,8 +101,8 @@ class RolloutAdapters:
         self.layers: frozenset[str] = frozenset()
         """That the engine lets an adapter change; none before `start`."""
         self.broken = ""
-        self.unscored = ""
-        """Why the engine did not answer the last canary; empty when it did."""
+        self.unscored: Unscored | None = None
+        """Why the engine did not answer the last canary; None when it did."""
         self.preparing = False
         self.still_until = 0.0
         """When the last load ended, monotonic; infinite while the engine may stand still for one."""

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -19,8 +20,6 @@ _COURTESY_S = 0.5
 """For users' first tokens before generation stands still."""
 _CANARY_COURTESY_S = 0.2
 """For them before each of the canary's sequences: a step that computes one is longer by as much as a first token is."""
-NO_ANSWER = "no answer within"
-"""Begins what is said of a canary that took too long, as it does where users leave no seat."""
 NO_GAP = 1e9
 """Stands for a gap that is not a finite number, or not known."""
 
@@ -69,6 +68,18 @@ class Engine(Protocol):
     async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Unscored:
+    """Why an engine did not answer a canary."""
+
+    reason: str
+    late: bool = False
+    """It took too long, as it does where users leave no seat."""
+
+    def __str__(self) -> str:
+        return self.reason
+
+
 class Weights(Protocol):
     """How new versions get into an engine."""
 
@@ -78,8 +89,8 @@ class Weights(Protocol):
         ...
 
     @property
-    def unscored(self) -> str:
-        """Why the engine did not answer the last canary; empty when it did."""
+    def unscored(self) -> Unscored | None:
+        """Why the engine did not answer the last canary; None when it did."""
         ...
 
     def refusal(self, manifest: WeightManifest) -> str:
@@ -127,8 +138,8 @@ class WeightSwap:
         self._refresh_tied_head = refresh_tied_head
         self.broken = ""
         """Why the engine must be replaced; empty while it is well."""
-        self.unscored = ""
-        """Why the engine did not answer the last canary; empty when it did."""
+        self.unscored: Unscored | None = None
+        """Why the engine did not answer the last canary; None when it did."""
         self.preparing = False
         """Whether the engine's steps take longer for weights to come."""
         self.still_until = 0.0
@@ -242,7 +253,7 @@ async def canary_gap(
     longest: int,
     watchdog_s: float,
     spare: Spare = nullcontext,
-) -> tuple[float, str]:
+) -> tuple[float, Unscored | None]:
     """The gap, and why the engine did not answer (NO_GAP then); sequences are compared up to `longest` tokens."""
     # the trainer does not know how long a context its engines have
     canary = cut(canary, longest)
@@ -253,15 +264,15 @@ async def canary_gap(
             done, _ = await asyncio.wait({scoring}, timeout=watchdog_s)
     finally:
         scoring.cancel()
-    unscored = ""
+    unscored = None
     if not done:
-        unscored = f"{NO_ANSWER} push.watchdog_s={watchdog_s}"
+        unscored = Unscored(f"no answer within push.watchdog_s={watchdog_s}", late=True)
     elif error := scoring.exception():
-        unscored = repr(error)
-    if unscored:
-        _log.error("canary_failed", error=unscored)
+        unscored = Unscored(repr(error))
+    if unscored is not None:
+        _log.error("canary_failed", error=unscored.reason)
         return NO_GAP, unscored
-    return mean_gap(scoring.result(), canary.logprobs), ""
+    return mean_gap(scoring.result(), canary.logprobs), None
 
 
 async def _scores(
