@@ -21,7 +21,7 @@ def submit(args: argparse.Namespace) -> int:
     fields: dict[str, Any] = {
         "n": args.n,
         "sampling": {"max_tokens": args.max_tokens, "temperature": args.temperature},
-        "reward": {"name": args.reward, "params": _params(args.reward_params)} if args.reward else None,
+        "reward": _reward(args.reward, args.reward_params),
         "purpose": args.purpose,
         "run": args.run_name or os.environ.get("NIGHTSHIFT_RUN"),
         "metadata": metadata if any(metadata) else None,
@@ -48,15 +48,19 @@ def cancel(args: argparse.Namespace) -> int:
     return 0
 
 
-def _params(text: str | None) -> dict[str, Any]:
-    """Raises ConfigError for what is no JSON object."""
+def _reward(name: str | None, params: str | None) -> dict[str, Any] | None:
+    """Raises ConfigError for parameters that are no JSON object, or of no reward."""
+    if name is None:
+        if params is not None:
+            raise ConfigError(f"--reward-params={params} without --reward: they are the parameters of one")
+        return None
     try:
-        params = parse(text or "{}")
+        value = parse(params or "{}")
     except ValueError as error:
         raise ConfigError(f"--reward-params: {error}") from None
-    if not isinstance(params, dict):
-        raise ConfigError(f"--reward-params: a JSON object is expected, this is {text}")
-    return params
+    if not isinstance(value, dict):
+        raise ConfigError(f"--reward-params: a JSON object is expected, this is {params}")
+    return {"name": name, "params": value}
 
 
 def _follow(client: RolloutClient, rollout_id: str) -> None:
