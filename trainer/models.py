@@ -84,8 +84,8 @@ def load_silenced(
 
 
 def _attention(config: PretrainedConfig) -> str | None:
-    """Eager where attention scores are capped, as in Gemma 2: transformers' `sdpa`, which it takes otherwise, ignores the
-    cap, and engines apply it. None leaves the choice to transformers."""
+    """Eager where attention scores are capped, as in Gemma 2: transformers' `sdpa`, its usual choice, ignores the cap,
+    and engines apply it. None leaves the choice to transformers."""
     return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
 
 
