@@ -12,6 +12,8 @@ from deploy import rollouts
 from deploy.cli import run
 from rollout.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("command_process")
+
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
