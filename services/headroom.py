@@ -6,9 +6,9 @@ learned from users who shared the engine.
     all are far inside:    the ceiling grows with time
     nobody ends for long:  back to where learning began, if it is below that
 
-The share of a target says how slow all users may be; the ceiling, of the limit, how many rollouts a crowd may find that
-comes at once. What happens every other minute is not in what users felt in the last seconds, by which a limit that was
-too high grows back.
+The share of a target says how slow all users may be; the ceiling, of the engine's seats, how many rollouts a crowd may
+find that comes at once. What happens every other minute is not in what users felt in the last seconds, by which a limit
+that was too high grows back.
 
 Who ended outside counts for as much as rollouts are to blame (`services/added.py`): users who come at once wait for
 each other, and to keep rollouts out for it would help none of them.
@@ -29,7 +29,7 @@ from services.user_window import RequestTimes
 
 _FIRST, _LEAST = 0.9, 0.4
 """Of `slo.most_headroom`: before anything is learned, and at the least."""
-_STEP = 0.1
+_STEP = 0.05
 """Of the logarithm, for one user who missed."""
 _MOMENT_S, _MOST_OF_ONE = 2.0, 3
 """Misses within it have one cause, and the guard's answer to it takes a while to be felt: so many of them count. Users
@@ -38,6 +38,9 @@ accident of the machine keep rollouts out for long. After them those who end ins
 or many would outvote any miss."""
 _CEILING_STEP = 0.2
 """Of the logarithm, the same."""
+_PROVEN = 0.5
+"""Of the way (of the logarithm) from the ceiling to the seats that rollouts held, for one user who missed beside them:
+fewer than those are certainly not too many, but one miss may be an accident."""
 _LEAST_CEILING = 0.1
 """Users who miss alone must not keep rollouts out for good: with a few seats they can be seen to do no harm."""
 _NEAR, _CALM_S, _GROW_S = 0.8, 30.0, 75.0
@@ -65,7 +68,7 @@ class Headroom:
     """Of that moment, as far as they count."""
     taught_at: float = -math.inf
     ceiling: float = 1.0
-    """Share of the largest limit that the limit may have."""
+    """Share of the engine's seats that rollouts may have."""
     near_at: float = -math.inf
     """When somebody last ended near a target, or outside."""
 
@@ -101,8 +104,8 @@ def next_headroom(
     reached: float = 1.0,
 ) -> Headroom:
     """After `dt` seconds more, at `now`, and these users; rollouts last held a seat at `beside_at`, and `added` says
-    what they added to what a user felt. The limit was the share `reached` of the largest, at its most of late: what
-    users felt may have lowered it since.
+    what they added to what a user felt. They held the share `reached` of the seats at their most of late: what
+    users felt may have cost them seats since.
 
     >>> slo, all_of_it = SloConfig(ttft_s=1.0, most_headroom=0.9, miss_share=0.01), Added(0.6, 0.0)
     >>> def after(before, ended, now=4.0, beside_at=3.0, by=all_of_it):
@@ -111,14 +114,14 @@ def next_headroom(
     >>> before = Headroom(0.7)
     >>> looks = [(), (fast,), (slow,), (slow,) * 8, (fast,) * 999]
     >>> [round(after(before, ended).share, 4) for ended in looks]
-    [0.7, 0.7007, 0.634, 0.5227, 0.9]
+    [0.7, 0.7004, 0.6662, 0.6049, 0.9]
     >>> lowered = after(before, [slow] * 3)
     >>> after(lowered, [fast] * 99, now=5.0).share == lowered.share
     True
     >>> [after(before, [slow], beside_at=at, by=by).share for at, by in ((-1.0, all_of_it), (3.0, Added(0.0, 0.0)))]
     [0.7, 0.7]
     >>> round(after(before, [slow], by=Added(0.25, 0.0)).share, 4)  # late by 0.5 s
-    0.6662
+    0.6829
     """
     met = [times for times in ended if before.since <= times.arrived <= beside_at]
     outside = [times for times in met if not attained(slo, times.ttft_s, _pace(times))]
@@ -150,10 +153,12 @@ def next_headroom(
 
 
 def _met_ceiling(ceiling: float, allowed: float, misses: float, *, reached: float) -> float:
-    """After `misses` users missed of those of whom `allowed` may, under the share `reached` of the largest limit."""
-    # as far as rollouts are to blame: a limit that has just begun to grow is no reason for a ceiling
-    ceiling -= min(1.0, misses) * max(0.0, ceiling - reached)
-    return ceiling * math.exp(_CEILING_STEP * (allowed - misses))
+    """After `misses` users missed of those of whom `allowed` may, beside rollouts in the share `reached` of the
+    seats."""
+    # a ceiling that rollouts were far from does not hold them back where they were too many
+    nearer = math.log(max(_LEAST_CEILING, min(ceiling, reached)) / ceiling)
+    proven = 1.0 - (1.0 - _PROVEN) ** misses
+    return ceiling * math.exp(proven * nearer + _CEILING_STEP * (allowed - misses))
 
 
 def _nearness(times: RequestTimes, slo: SloConfig) -> float:

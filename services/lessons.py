@@ -36,7 +36,7 @@ class Lessons:
 
     @property
     def ceiling(self) -> float:
-        """Share of the largest limit that the limit may have, the same."""
+        """Share of the engine's seats that rollouts may have, the same."""
         return min(self.headroom.ceiling, self.other.ceiling) if self.arriving else self.headroom.ceiling
 
 

@@ -1,14 +1,9 @@
 """What holds rollouts to how many seats, so that whoever loses one for it is counted under the right name."""
 
-import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from rollout.board import CutCause
-
-_SLACK = 0.25
-"""Share of the seats that samples may hold beyond a limit that sank: to be cut costs a sample a prefill, and to end by
-itself costs nothing. After a breach none may."""
 
 
 class Bound(NamedTuple):
@@ -30,15 +25,15 @@ def tightest(bounds: Iterable[Bound]) -> Bound | None:
 
 
 def beside_users(total: int, reserve: int, users: int, *, guarded: int | None) -> list[Bound]:
-    """Beyond which samples leave at once on an engine of `total` seats; `guarded` are those that the SLO has room for,
-    None without one.
+    """Beyond which samples leave at once on an engine of `total` seats; `guarded` are those that they may keep by the
+    SLO, None without one.
 
-    >>> [tightest(beside_users(16, 2, users, guarded=8)).cause.value for users in (0, 7)]
+    >>> [tightest(beside_users(16, 2, users, guarded=8)).cause.value for users in (0, 9)]
     ['slo', 'user']
     >>> tightest(beside_users(16, 2, 0, guarded=None))
     Bound(seats=14, cause=<CutCause.SETTINGS: 'settings'>)
     """
     bounds = [Bound(max(0, total - users), CutCause.USER)]
     if guarded is not None:
-        bounds.append(Bound(guarded + math.ceil(_SLACK * guarded), CutCause.SLO))
+        bounds.append(Bound(guarded, CutCause.SLO))
     return [*bounds, Bound(max(0, total - reserve), CutCause.SETTINGS)]

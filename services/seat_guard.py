@@ -6,12 +6,14 @@
     outside, a breach:    limit *= decrease, once, and no rollout until hold_s after the last look that found it
 
 Rollouts get what users leave of the limit, where each counts as the rollouts whose time it takes (`user_weight`), so
-that an engine step takes as long with many users as with few. New ones get only what users left of it at their most in
-the time that one of them stays: a seat that one leaves is the next one's, and a sample that is let in for a moment
-costs users its prefill for a handful of tokens. Additive increase, multiplicative decrease: Chiu and Jain, "Analysis of
-the increase and decrease algorithms for congestion avoidance in computer networks", 1989.
+that an engine step takes as long at hours with many users as at those with few. Users are those of late, not of the
+moment: a seat that one leaves is the next one's, and a sample that is let in between, or cut and let in again, costs
+users its prefill for a handful of tokens. Of all seats rollouts get the share `ceiling` at the most, however high the
+limit is: what a crowd that comes at once may find. Additive increase, multiplicative decrease: Chiu and Jain, "Analysis
+of the increase and decrease algorithms for congestion avoidance in computer networks", 1989.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from rollout.errors import ConfigError
@@ -20,10 +22,11 @@ from services.headroom import first_headroom
 from services.idle_speed import IdleSpeed
 from services.slo import SloConfig, attained, in_engine
 
-_PREFILL_SHARE = 0.25
-"""Of the time to the first token that is left over on an idle engine, for rollouts' prefill in one step."""
 _MIN_ROLLOUTS = 1
 """Of an engine without users: with none there would be nothing to learn from."""
+_CROWDED = 1.5
+"""Times the limit, beyond which samples are cut for users' pace: to be cut costs each a prefill, and users another
+step, and to end by itself costs nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Felt:
     kv_usage: float
     """Share of the KV cache in use, 0 to 1."""
     sequences: float
-    """Of rollouts, and of users at their most of late by their weight."""
+    """Of rollouts, and of users of late by their weight."""
     beside: bool
     """Whether rollouts held a seat since the limit was last changed: only then is it to blame."""
     met_steps: int = 2
@@ -75,12 +78,10 @@ def next_guard(
     idle: IdleSpeed,
     seats: int,
     weight: float = 1.0,
-    ceiling: float = 1.0,
 ) -> Guard:
     """The guard after `dt` seconds more, at `now` (monotonic); the engine has `seats`, a user counts as `weight`
-    rollouts, users are near an edge beyond the share `headroom` of a target, and the limit is at most the share
-    `ceiling` of the largest."""
-    guard = replace(guard, limit=min(guard.limit, ceiling * seats * weight))
+    rollouts, and users are near an edge beyond the share `headroom` of a target."""
+    guard = replace(guard, limit=min(guard.limit, seats * weight))
     blamed = felt.beside and now >= guard.closed_until
     if not attained(slo, felt.ttft_s, felt.tpot_s):
         limit = _less(guard, felt, slo.decrease) if blamed else guard.limit
@@ -93,29 +94,13 @@ def next_guard(
     # a limit that nothing reaches proves nothing
     if felt.sequences + 1 < guard.limit or _pressure(lately, slo, idle) > headroom:
         return guard
-    return replace(guard, limit=min(ceiling * seats * weight, guard.limit + slo.increase_per_s * seats * dt))
+    return replace(guard, limit=min(seats * weight, guard.limit + slo.increase_per_s * seats * dt))
 
 
-def prefill_pace(slo: SloConfig, idle: IdleSpeed, *, seats: int, most: int) -> int:
-    """Tokens of rollouts' prompts that a step may compute, at most `most`, on an engine of so many seats.
-
-    A user who comes meets two such steps. Their prefills together take no more than half of the time to the first token
-    that the idle engine leaves over; without such a target no more than a step of all seats takes, each of them.
-
-    >>> idle = IdleSpeed(first_token_s=0.1, token_s=0.03, capacity=8.0, prefill_token_s=0.001)
-    >>> [prefill_pace(slo, idle, seats=32, most=512) for slo in (SloConfig(ttft_s=0.5), SloConfig())]
-    [100, 120]
-    """
-    if idle.prefill_token_s <= 0:
-        return most
-    room_s = idle.full_step_s(seats)
-    if slo.ttft_s is not None:
-        room_s = _PREFILL_SHARE * max(0.0, slo.ttft_s - idle.first_token_s)
-    return max(1, min(most, int(room_s / idle.prefill_token_s)))
-
-
-def guarded_seats(guard: Guard, now: float, *, total: int, reserve: int, users: int, weight: float = 1.0) -> int:
-    """Seats that rollouts may hold now.
+def guarded_seats(
+    guard: Guard, now: float, *, total: int, reserve: int, users: float, weight: float = 1.0, ceiling: float = 1.0
+) -> int:
+    """Seats that rollouts may be given now beside so many `users` of late, at most the share `ceiling` of all.
 
     >>> guard = Guard(limit=20.7, closed_until=5.0)
     >>> [guarded_seats(guard, 6.0, total=32, reserve=4, users=users) for users in (0, 6, 19, 40)]
@@ -124,12 +109,33 @@ def guarded_seats(guard: Guard, now: float, *, total: int, reserve: int, users: 
     0
     >>> guarded_seats(guard, 6.0, total=32, reserve=4, users=6, weight=2.5)
     5
+    >>> [guarded_seats(guard, 6.0, total=32, reserve=4, users=2, ceiling=ceiling) for ceiling in (0.0, 0.25)]
+    [1, 8]
     """
-    fitting = max(0, total - max(reserve, users))
+    fitting = max(0, total - max(reserve, math.ceil(users)))
     if now < guard.closed_until:
         return 0
     wanted = int(guard.limit - weight * users)
-    return min(fitting, max(wanted, 0 if users else _MIN_ROLLOUTS))
+    return min(fitting, ceiling_seats(ceiling, total), max(wanted, 0 if users else _MIN_ROLLOUTS))
+
+
+def ceiling_seats(ceiling: float, total: int) -> int:
+    """The share `ceiling` of all seats; with none there would be nothing to learn from."""
+    return max(_MIN_ROLLOUTS, round(ceiling * total))
+
+
+def kept_seats(guard: Guard, now: float, *, users: int, weight: float = 1.0) -> int:
+    """Seats that samples may go on holding beside so many `users`; those beyond it leave at once. None after a breach.
+
+    >>> guard = Guard(limit=20.0, closed_until=5.0)
+    >>> [kept_seats(guard, 6.0, users=users, weight=2.0) for users in (0, 6, 19)]
+    [30, 18, 0]
+    >>> kept_seats(guard, 4.9, users=0)
+    0
+    """
+    if now < guard.closed_until:
+        return 0
+    return max(0 if users else _MIN_ROLLOUTS, int(_CROWDED * guard.limit - weight * users))
 
 
 def _pressure(felt: Felt, slo: SloConfig, idle: IdleSpeed) -> float:

@@ -17,9 +17,11 @@ from services.headroom import Headroom, next_headroom
 from services.idle_speed import IdleSpeed
 from services.lessons import entered as learning_in
 from services.lessons import first_lessons, learned, resumed_lessons
+from services.prefill_pace import prefill_pace
+from services.recent_mean import RecentMean
 from services.recent_peak import RecentPeak
 from services.seat_bounds import Bound, beside_users, tightest
-from services.seat_guard import Felt, Guard, check_attainable, guarded_seats, next_guard, prefill_pace
+from services.seat_guard import Felt, Guard, ceiling_seats, check_attainable, guarded_seats, kept_seats, next_guard
 from services.seats import Seats, rollout_seats
 from services.slo import SloConfig, in_engine
 from services.step_log import StepLog
@@ -81,7 +83,7 @@ class SeatKeeper:
         """What the engine does with one request alone, once that is known."""
         self._weight = UserWeight(self.idle, total)
         self._window = UserWindow(slo.window_s)
-        self._peak, self._limits = RecentPeak(slo.window_s), RecentPeak(slo.window_s)
+        self._users, self._held = RecentMean(slo.window_s), RecentPeak(slo.window_s)
         self._taken = TimeTaken()
         self._beside_at = -math.inf
         self._lessons, self._learned_under = first_lessons(slo, clock()), slo
@@ -106,7 +108,7 @@ class SeatKeeper:
     def limit(self) -> int | None:
         """Rollouts that the SLO would have room for without users, of whom each takes the room of some; None where none
         is kept to."""
-        return int(self._guard.limit) if self._guards else None
+        return min(int(self._guard.limit), ceiling_seats(self._lessons.ceiling, self._total)) if self._guards else None
 
     @property
     def headroom(self) -> float | None:
@@ -196,7 +198,7 @@ class SeatKeeper:
             check_attainable(slo, self.idle)
         if slo != self._slo:
             self._window = UserWindow(slo.window_s)
-            self._peak, self._limits = RecentPeak(slo.window_s), RecentPeak(slo.window_s)
+            self._users, self._held = RecentMean(slo.window_s, self.users.held), RecentPeak(slo.window_s)
             if slo.guards:
                 self._learn_under(slo, harvest.user_reserve)
             elif self._slo.guards:
@@ -216,7 +218,7 @@ class SeatKeeper:
 
     def resize(self) -> None:
         """Users came or went, or the limit moved."""
-        self._peak.set(self._clock(), self.users.held)
+        self._users.set(self._clock(), self.users.held)
         others = self._bounds()
         preempts = self._harvest.preempt or self._role is not None or self.rollouts_aside
         # the engine takes a seat for a check from nobody
@@ -295,7 +297,6 @@ class SeatKeeper:
             idle=self.idle,
             seats=self._total,
             weight=self._weight.value,
-            ceiling=self._lessons.ceiling,
         )
         self._phases = replace(self._phases, guard=guard)
         if was_open and now < guard.closed_until:
@@ -305,8 +306,8 @@ class SeatKeeper:
     def _learn(self, now: float, dt: float) -> None:
         """What users without rollouts beside them felt is not the rollouts' doing."""
         self._beside_at = now if self.seats.held else self._beside_at
-        self._limits.set(now, int(self._guard.limit))
-        reached = min(1.0, self._limits.most(now, self._slo.window_s) / (self._total * self._weight.value))
+        self._held.set(now, self.seats.held)
+        reached = self._held.most(now, self._slo.window_s) / self._total
 
         def teach(headroom: Headroom, users: Sequence[RequestTimes], seconds: float) -> Headroom:
             return next_headroom(
@@ -341,14 +342,10 @@ class SeatKeeper:
             step_s=log.step_s(since),
             token_s=log.token_s(since),
             kv_usage=log.kv_usage,
-            sequences=self._weight.value * self._users_of_late(now) + self.seats.held,
+            sequences=self._weight.value * self._users.with_spread(now) + self.seats.held,
             beside=self._beside_at > since,
             met_steps=1 if self._engine.rollouts_give_way else 2,
         )
-
-    def _users_of_late(self, now: float) -> int:
-        """At their most in the time that one of them stays: a seat that is left is taken by another within it."""
-        return self._peak.most(now, min(self._weight.stay_s, self._slo.window_s))
 
     def _pace(self) -> int:
         most = self._harvest.prefill_tokens
@@ -364,7 +361,17 @@ class SeatKeeper:
             return rollout_seats(self._total, 0, users) if self._role is ReplicaRole.ROLLOUT else 0
         if not self._slo.guards:
             return rollout_seats(self._total, reserve, users)
-        return self._guarded_seats(self._users_of_late(self._clock()))
+        now = self._clock()
+        given = guarded_seats(
+            self._guard,
+            now,
+            total=self._total,
+            reserve=max(reserve, users),
+            users=self._users.with_spread(now),
+            weight=self._weight.value,
+            ceiling=self._lessons.ceiling,
+        )
+        return min(given, self._kept())
 
     def _bounds(self) -> list[Bound]:
         """Whatever users do."""
@@ -380,15 +387,8 @@ class SeatKeeper:
             return [Bound(0, self._asides[0])]
         if self._role is not None:
             return [Bound(self._allowed(), CutCause.LEND)]
-        guarded = self._guarded_seats(self.users.held) if self._slo.guards else None
+        guarded = self._kept() if self._slo.guards else None
         return beside_users(self._total, self._harvest.user_reserve, self.users.held, guarded=guarded)
 
-    def _guarded_seats(self, users: int) -> int:
-        return guarded_seats(
-            self._guard,
-            self._clock(),
-            total=self._total,
-            reserve=self._harvest.user_reserve,
-            users=users,
-            weight=self._weight.value,
-        )
+    def _kept(self) -> int:
+        return kept_seats(self._guard, self._clock(), users=self.users.held, weight=self._weight.value)

@@ -116,9 +116,11 @@ def test_many_users_a_second_do_not_outvote_those_who_miss() -> None:
     assert headroom.share == 0.4 * SLO.most_headroom
 
 
-def test_the_ceiling_falls_from_the_limit_at_which_users_missed_and_rises_slowly() -> None:
+def test_the_ceiling_falls_towards_the_seats_beside_which_users_missed_and_rises_slowly() -> None:
+    once = after(BEGIN, user(ttft_s=2.0), reached=0.64)
+    assert once.ceiling == pytest.approx(0.8 * math.exp(-0.2), rel=0.02)
     fallen = after(BEGIN, *[user(ttft_s=2.0)] * 3, reached=0.6)
-    assert fallen.ceiling == pytest.approx(0.6 * math.exp(-0.6), rel=0.02)
+    assert fallen.ceiling == pytest.approx(0.6 ** (7 / 8) * math.exp(-0.6), rel=0.02)
     lower = after(fallen, user(ttft_s=2.0), now=13.0, reached=1.0)
     assert lower.ceiling < fallen.ceiling
     risen = after(fallen, *[user()] * 100, now=13.0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollout.errors import ConfigError
 from services.idle_speed import IdleSpeed
-from services.seat_guard import Felt, Guard, check_attainable, cramped, guarded_seats, next_guard
+from services.seat_guard import Felt, Guard, check_attainable, cramped, guarded_seats, kept_seats, next_guard
 from services.slo import SloConfig
 
 TICK = 0.1
@@ -204,12 +204,29 @@ def test_a_target_that_is_said_to_leave_rollouts_no_seat_leaves_them_none_on_the
     assert set(plant.run(10.0, slo)[-50:]) == {0}
 
 
-def test_the_limit_is_never_above_its_ceiling() -> None:
+def test_the_limit_is_never_above_what_all_seats_are_worth() -> None:
     def after(limit: float, felt: Felt, weight: float = 1.0) -> float:
         return next_guard(
-            Guard(limit), felt, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, seats=64, weight=weight, ceiling=0.5
+            Guard(limit), felt, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, seats=64, weight=weight
         ).limit
 
-    inside = a_look(sequences=99.0)
-    assert (after(60.0, inside), after(31.9, inside), after(60.0, inside, weight=1.5)) == (32.0, 32.0, 48.0)
-    assert after(60.0, a_look(step_s=1.0)) <= 0.9 * 32.0
+    inside = a_look(sequences=199.0)
+    assert (after(99.0, inside), after(63.9, inside), after(99.0, inside, weight=1.5)) == (64.0, 64.0, 96.0)
+    assert after(99.0, a_look(step_s=1.0)) <= 0.9 * 64.0
+
+
+@given(
+    limit=st.floats(0, 500),
+    users=st.integers(0, 128),
+    weight=st.floats(1, 8),
+    of_late=st.floats(0, 128),
+    ceiling=st.floats(0, 1),
+)
+def test_users_who_come_for_a_moment_cut_nobody_whom_their_number_of_late_let_in(
+    limit: float, users: int, weight: float, of_late: float, ceiling: float
+) -> None:
+    guard = Guard(limit=limit)
+    given_seats = guarded_seats(guard, 1.0, total=64, reserve=0, users=of_late, weight=weight, ceiling=ceiling)
+    assert given_seats <= max(1, 64 * ceiling + 0.5)
+    if users * weight <= of_late * weight + limit / 2 - 1:
+        assert given_seats <= kept_seats(guard, 1.0, users=users, weight=weight)
