@@ -6,14 +6,13 @@
     outside, a breach:    limit *= decrease, once, and no rollout until hold_s after the last look that found it
 
 Rollouts get what users leave of the limit, where each counts as the rollouts whose time it takes (`user_weight`), so
-that an engine step takes as long at hours with many users as at those with few. Users are those of late, not of the
-moment: a seat that one leaves is the next one's, and a sample that is let in between, or cut and let in again, costs
-users its prefill for a handful of tokens. Of all seats rollouts get the share `ceiling` at the most, however high the
-limit is: what a crowd that comes at once may find. Additive increase, multiplicative decrease: Chiu and Jain, "Analysis
-of the increase and decrease algorithms for congestion avoidance in computer networks", 1989.
+that an engine step takes as long with many users as with few. New ones get only what users left of it at their most in
+the time that one of them stays: a seat that one leaves is the next one's, and a sample that is let in between, or cut
+and let in again, costs users its prefill for a handful of tokens. Of all seats rollouts get the share `ceiling` at the
+most, however high the limit is: what a crowd that comes at once may find. Additive increase, multiplicative decrease:
+Chiu and Jain, "Analysis of the increase and decrease algorithms for congestion avoidance in computer networks", 1989.
 """
 
-import math
 from dataclasses import dataclass, replace
 
 from rollout.errors import ConfigError
@@ -48,7 +47,7 @@ class Felt:
     kv_usage: float
     """Share of the KV cache in use, 0 to 1."""
     sequences: float
-    """Of rollouts, and of users of late by their weight."""
+    """Of rollouts, and of users at their most of late by their weight."""
     beside: bool
     """Whether rollouts held a seat since the limit was last changed: only then is it to blame."""
     met_steps: int = 2
@@ -98,9 +97,9 @@ def next_guard(
 
 
 def guarded_seats(
-    guard: Guard, now: float, *, total: int, reserve: int, users: float, weight: float = 1.0, ceiling: float = 1.0
+    guard: Guard, now: float, *, total: int, reserve: int, users: int, weight: float = 1.0, ceiling: float = 1.0
 ) -> int:
-    """Seats that rollouts may be given now beside so many `users` of late, at most the share `ceiling` of all.
+    """Seats that rollouts may be given now beside so many `users`, at most the share `ceiling` of all.
 
     >>> guard = Guard(limit=20.7, closed_until=5.0)
     >>> [guarded_seats(guard, 6.0, total=32, reserve=4, users=users) for users in (0, 6, 19, 40)]
@@ -112,7 +111,7 @@ def guarded_seats(
     >>> [guarded_seats(guard, 6.0, total=32, reserve=4, users=2, ceiling=ceiling) for ceiling in (0.0, 0.25)]
     [1, 8]
     """
-    fitting = max(0, total - max(reserve, math.ceil(users)))
+    fitting = max(0, total - max(reserve, users))
     if now < guard.closed_until:
         return 0
     wanted = int(guard.limit - weight * users)

@@ -18,7 +18,6 @@ from services.idle_speed import IdleSpeed
 from services.lessons import entered as learning_in
 from services.lessons import first_lessons, learned, resumed_lessons
 from services.prefill_pace import prefill_pace
-from services.recent_mean import RecentMean
 from services.recent_peak import RecentPeak
 from services.seat_bounds import Bound, beside_users, tightest
 from services.seat_guard import Felt, Guard, ceiling_seats, check_attainable, guarded_seats, kept_seats, next_guard
@@ -83,7 +82,7 @@ class SeatKeeper:
         """What the engine does with one request alone, once that is known."""
         self._weight = UserWeight(self.idle, total)
         self._window = UserWindow(slo.window_s)
-        self._users, self._held = RecentMean(slo.window_s), RecentPeak(slo.window_s)
+        self._users, self._held = RecentPeak(slo.window_s), RecentPeak(slo.window_s)
         self._taken = TimeTaken()
         self._beside_at = -math.inf
         self._lessons, self._learned_under = first_lessons(slo, clock()), slo
@@ -198,7 +197,7 @@ class SeatKeeper:
             check_attainable(slo, self.idle)
         if slo != self._slo:
             self._window = UserWindow(slo.window_s)
-            self._users, self._held = RecentMean(slo.window_s, self.users.held), RecentPeak(slo.window_s)
+            self._users, self._held = RecentPeak(slo.window_s), RecentPeak(slo.window_s)
             if slo.guards:
                 self._learn_under(slo, harvest.user_reserve)
             elif self._slo.guards:
@@ -342,10 +341,14 @@ class SeatKeeper:
             step_s=log.step_s(since),
             token_s=log.token_s(since),
             kv_usage=log.kv_usage,
-            sequences=self._weight.value * self._users.with_spread(now) + self.seats.held,
+            sequences=self._weight.value * self._users_of_late(now) + self.seats.held,
             beside=self._beside_at > since,
             met_steps=1 if self._engine.rollouts_give_way else 2,
         )
+
+    def _users_of_late(self, now: float) -> int:
+        """At their most in the time that one of them stays: a seat that is left is taken by another within it."""
+        return self._users.most(now, min(self._weight.stay_s, self._slo.window_s))
 
     def _pace(self) -> int:
         most = self._harvest.prefill_tokens
@@ -362,16 +365,15 @@ class SeatKeeper:
         if not self._slo.guards:
             return rollout_seats(self._total, reserve, users)
         now = self._clock()
-        given = guarded_seats(
+        return guarded_seats(
             self._guard,
             now,
             total=self._total,
-            reserve=max(reserve, users),
-            users=self._users.with_spread(now),
+            reserve=reserve,
+            users=self._users_of_late(now),
             weight=self._weight.value,
             ceiling=self._lessons.ceiling,
         )
-        return min(given, self._kept())
 
     def _bounds(self) -> list[Bound]:
         """Whatever users do."""
@@ -387,8 +389,7 @@ class SeatKeeper:
             return [Bound(0, self._asides[0])]
         if self._role is not None:
             return [Bound(self._allowed(), CutCause.LEND)]
-        guarded = self._kept() if self._slo.guards else None
-        return beside_users(self._total, self._harvest.user_reserve, self.users.held, guarded=guarded)
-
-    def _kept(self) -> int:
-        return kept_seats(self._guard, self._clock(), users=self.users.held, weight=self._weight.value)
+        held, guarded = self.users.held, None
+        if self._slo.guards:
+            guarded = kept_seats(self._guard, self._clock(), users=held, weight=self._weight.value)
+        return beside_users(self._total, self._harvest.user_reserve, held, guarded=guarded)

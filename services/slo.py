@@ -14,7 +14,7 @@ class SloConfig(Settings):
     tpot_s: float | None = Field(default=None, gt=0)
     """Seconds between two tokens, mean of a request."""
     window_s: float = Field(default=10.0, gt=0, le=300)
-    """How far back the percentiles look, and the number of users for whom seats are kept free."""
+    """How far back the percentiles look, and at most that for users at their most, for whom seats are kept free."""
     most_headroom: float = Field(default=0.9, gt=0, le=1)
     """Largest share of a target at which rollouts get fewer seats. The one in force is learned from users, from 0.9 of
     this on, between 0.4 of it and all of it."""

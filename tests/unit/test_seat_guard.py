@@ -219,14 +219,14 @@ def test_the_limit_is_never_above_what_all_seats_are_worth() -> None:
     limit=st.floats(0, 500),
     users=st.integers(0, 128),
     weight=st.floats(1, 8),
-    of_late=st.floats(0, 128),
+    earlier=st.integers(0, 128),
     ceiling=st.floats(0, 1),
 )
-def test_users_who_come_for_a_moment_cut_nobody_whom_their_number_of_late_let_in(
-    limit: float, users: int, weight: float, of_late: float, ceiling: float
+def test_users_cut_nobody_who_was_let_in_before_the_engine_is_half_as_full_again_as_its_limit(
+    limit: float, users: int, weight: float, earlier: int, ceiling: float
 ) -> None:
     guard = Guard(limit=limit)
-    given_seats = guarded_seats(guard, 1.0, total=64, reserve=0, users=of_late, weight=weight, ceiling=ceiling)
-    assert given_seats <= max(1, 64 * ceiling + 0.5)
-    if users * weight <= of_late * weight + limit / 2 - 1:
-        assert given_seats <= kept_seats(guard, 1.0, users=users, weight=weight)
+    seats = guarded_seats(guard, 1.0, total=64, reserve=0, users=earlier, weight=weight, ceiling=ceiling)
+    assert seats <= max(1, 64 * ceiling + 0.5)
+    if users * weight <= earlier * weight + limit / 2 - 1:
+        assert seats <= kept_seats(guard, 1.0, users=users, weight=weight)

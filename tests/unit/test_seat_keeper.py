@@ -109,9 +109,7 @@ async def test_users_whose_prompts_take_the_time_of_rollouts_take_as_many_of_the
         look(keeper, engine)
     assert keeper.limit == TOTAL
     with keeper.users.hold(2):  # of 0.03 s of prompt for 9 tokens, to which a sequence adds 1.3 ms each
-        engine.now += SLO.window_s
-        keeper.resize()
-        assert keeper.seats.capacity == TOTAL - 12
+        assert keeper.seats.capacity == TOTAL - 7
 
 
 async def test_users_whose_answers_a_push_interrupts_count_with_all_of_their_tokens(engine: Engine) -> None:
@@ -125,10 +123,8 @@ async def test_users_whose_answers_a_push_interrupts_count_with_all_of_their_tok
         engine.still_until, engine.requests = begun + 0.05, {}
         look(keeper, engine)
     with keeper.users.hold(2):  # of 0.03 s of prompt for 900 tokens
-        engine.now += SLO.window_s
-        keeper.resize()
         assert keeper.limit == TOTAL
-        assert keeper.seats.capacity == TOTAL - 4
+        assert keeper.seats.capacity == TOTAL - 3
 
 
 async def test_what_the_way_to_the_engine_takes_is_not_left_for_it(engine: Engine) -> None:
@@ -147,34 +143,36 @@ async def test_what_the_way_to_the_engine_takes_is_not_left_for_it(engine: Engin
     assert capacity(0.1) == 0, "0.11 s are more than what is left of 0.2 s"
 
 
-async def test_seats_are_kept_free_for_users_of_late_and_their_spread_for_a_window(engine: Engine) -> None:
+async def test_a_seat_that_a_user_leaves_is_given_to_no_rollout_before_the_window_is_over(engine: Engine) -> None:
     keeper = keeper_of(engine)
-    sat(keeper, TOTAL)
+    tickets = sat(keeper, TOTAL)
     look(keeper, engine, 5)
-    with keeper.users.hold(4):
-        engine.now += SLO.window_s
-        keeper.look()
-        assert keeper.seats.capacity == TOTAL - 6  # 4, and the root of 4
-    engine.now += SLO.window_s / 2
-    keeper.look()
-    assert keeper.seats.capacity == TOTAL - 4  # 2 on average
-    engine.now += SLO.window_s / 2 + 0.1
+    with keeper.users.hold(6):
+        assert [t.wanted.done() for t in tickets].count(True) == 4  # 14 held; 10 are left, within the slack
+        for ticket in tickets[-6:]:
+            keeper.seats.leave(ticket)
+    assert keeper.seats.capacity == TOTAL - 6
+    engine.now += SLO.window_s + 0.1
     keeper.look()
     assert keeper.seats.capacity == TOTAL - RESERVE
 
 
-async def test_a_user_who_comes_and_goes_moves_no_rollout(engine: Engine) -> None:
+async def test_a_seat_is_kept_free_for_as_long_as_users_stay(engine: Engine) -> None:
     keeper = keeper_of(engine)
-    tickets = sat(keeper, TOTAL)
-    look(keeper, engine, 5)
-    capacity = keeper.seats.capacity
-    for _ in range(3):
-        with keeper.users.hold(1):
-            assert keeper.seats.capacity == capacity
-        engine.now += 0.1
-        keeper.look()
-        assert keeper.seats.capacity == capacity
-    assert not any(t.wanted.done() for t in tickets)
+    sat(keeper, TOTAL)
+    for _ in range(20):
+        engine.requests = {"user": RequestTimes(engine.now - 0.5, engine.now - 0.4, engine.now, 9)}
+        look(keeper, engine)
+        engine.requests = {}
+        look(keeper, engine)
+    with keeper.users.hold(6):
+        pass
+    engine.now += 0.3
+    keeper.look()
+    assert keeper.seats.capacity < TOTAL - RESERVE
+    engine.now += 0.5
+    keeper.look()
+    assert keeper.seats.capacity == TOTAL - RESERVE
 
 
 async def test_prompts_of_rollouts_are_computed_at_the_pace_that_the_slo_has_room_for(engine: Engine) -> None:
