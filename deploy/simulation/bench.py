@@ -90,12 +90,16 @@ class Cell(BaseModel):
         found = [seats for seats in self.series.seats_rollouts if seats is not None]
         return sum(found) / len(found) if found else 0.0
 
-    def batch(self, user_tokens: int) -> float:
-        """Sequences in the engine, on average: users, with answers of so many tokens, by Little's law."""
+    def users(self, user_tokens: int) -> float:
+        """In the engine, on average, with answers of so many tokens: by Little's law."""
         if not self.requests or self.ttft_s.p50 is None or self.tpot_s.p50 is None:
-            return self.rollouts
+            return 0.0
         users_s = sum(self.series.users_s) / max(1, len(self.series.users_s))
-        return self.rollouts + users_s * (self.ttft_s.p50 + user_tokens * self.tpot_s.p50)
+        return users_s * (self.ttft_s.p50 + user_tokens * self.tpot_s.p50)
+
+    def batch(self, user_tokens: int) -> float:
+        """Sequences in the engine, on average."""
+        return self.rollouts + self.users(user_tokens)
 
 
 class _Plan(BaseModel):

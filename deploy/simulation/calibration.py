@@ -16,7 +16,7 @@ from deploy.simulation.engine_model import EngineModel
 from deploy.simulation.tails import Tails, spread, with_tails
 from rollout.errors import ConfigError
 
-_ROUNDS = (0.1, 0.3, 0.6)
+_ROUNDS = (0.1, 0.15, 0.25, 0.5)
 """Shares of the time: the last round has the last word, and its chance is that of the answer."""
 _SECONDS = 540.0
 """Of each cell, in all rounds."""
@@ -36,6 +36,7 @@ class _Repeated:
 
     cell: Cell
     batch: float
+    users: float
     harvest_s: float
     ttft_s: Percentiles
     tpot_s: Percentiles
@@ -126,6 +127,7 @@ def _repeated(bench: Bench, cell: Cell, model: EngineModel, seconds: float) -> _
     return _Repeated(
         cell=cell,
         batch=cell.batch(bench.plan.user_tokens),
+        users=cell.users(bench.plan.user_tokens),
         harvest_s=mean(lambda one: one.harvest_s),
         ttft_s=Percentiles(p50=mean(lambda one: one.ttft_s.p50), p95=mean(lambda one: one.ttft_s.p95)),
         tpot_s=Percentiles(p50=mean(lambda one: one.tpot_s.p50), p95=mean(lambda one: one.tpot_s.p95)),
@@ -167,20 +169,20 @@ def _miss(one: _Repeated) -> float | None:
 
 
 def _with_crowded_door(model: EngineModel, repeated: Sequence[_Repeated]) -> EngineModel:
-    """The way to the engine longer by as much for each sequence in it as fits best (least squares) what is missing of
+    """The way to the engine longer by as much for each user there as fits best (least squares) what is missing of
     users' median wait. Users come by themselves, so that it moves their first tokens and little else."""
     products, squares = 0.0, 0.0
     for one in (one for one in repeated if one.cell.requests and one.cell.arm != "unguarded"):
         if one.cell.ttft_s.p50 is not None:
-            products += one.batch * (one.cell.ttft_s.p50 - (one.ttft_s.p50 or 0.0))
-            squares += one.batch**2
+            products += one.users * (one.cell.ttft_s.p50 - (one.ttft_s.p50 or 0.0))
+            squares += one.users**2
     more_s = products / squares if squares else 0.0
-    return model.model_copy(update={"door_sequence_s": max(0.0, model.door_sequence_s + more_s)})
+    return model.model_copy(update={"door_user_s": max(0.0, model.door_user_s + more_s)})
 
 
 def _tails(repeated: Sequence[_Repeated]) -> list[Tails]:
     return [
-        Tails(one.batch, one.cell.ttft_s, one.cell.tpot_s, one.ttft_s, one.tpot_s)
+        Tails(one.users, one.cell.ttft_s, one.cell.tpot_s, one.ttft_s, one.tpot_s)
         for one in repeated
         if one.cell.requests and one.cell.arm in _STEADY
     ]

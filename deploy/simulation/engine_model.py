@@ -72,10 +72,11 @@ class EngineModel(Settings):
     """From a user to the engine and back: gateway, router, tokenizer."""
     door_spread: float = Field(default=0.1, ge=0, le=3)
     """Standard deviation of the logarithm of that way."""
-    door_sequence_s: float = Field(default=0.0, ge=0)
-    """More of it for each sequence that the engine works on: who carries requests and tokens shares its cores."""
-    door_sequence_spread: float = Field(default=0.0, ge=0, le=1)
-    """More of `door_spread` for each sequence that the engine works on."""
+    door_user_s: float = Field(default=0.0, ge=0)
+    """More of it for each user who is served: their requests and streams share gateway and cores. Rollouts pass neither
+    gateway nor router."""
+    door_user_spread: float = Field(default=0.0, ge=0, le=1)
+    """More of `door_spread` for each of them."""
     drift: float = Field(default=0.05, ge=0, le=3)
     """Standard deviation of the logarithm of the engine's slowness, which changes every `drift_s`."""
     drift_s: float = Field(default=2.0, gt=0)
@@ -107,13 +108,13 @@ class EngineModel(Settings):
                 raise ValueError(f"decode_s: ({many}, {long:g}) after ({few}, {short:g}); both have to rise")
         return points
 
-    def way_s(self, running: float) -> float:
-        """Median of the way from a user to the engine and back, beside so many sequences in it."""
-        return self.door_s + self.door_sequence_s * running
+    def way_s(self, users: float) -> float:
+        """Median of the way from a user to the engine and back, beside so many other users of it."""
+        return self.door_s + self.door_user_s * users
 
-    def way_spread(self, running: float) -> float:
+    def way_spread(self, users: float) -> float:
         """Standard deviation of the logarithm of that way."""
-        return self.door_spread + self.door_sequence_spread * running
+        return self.door_spread + self.door_user_spread * users
 
     def step_tokens(self, given: int | None) -> int:
         """Most of one step, where the settings say `given`."""

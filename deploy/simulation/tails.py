@@ -13,15 +13,18 @@ from deploy.simulation.engine_model import EngineModel
 
 Z95 = 1.645
 _MOST = 1.0
-"""Of a spread, and of the part of one that each sequence adds."""
+"""Of a spread, and of the part of one that each user adds."""
+_LEAST_TIMES, _MOST_TIMES = 0.5, 1.25
+"""Of the part that there is already, after one round: who is slowest came beside many others, so that a part that is
+wrong makes more of a difference than the mean of users says, and each step back or on goes too far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tails:
     """Of the users of one cell, measured and simulated."""
 
-    batch: float
-    """Sequences in the engine."""
+    users: float
+    """In the engine."""
     ttft_s: Percentiles
     tpot_s: Percentiles
     simulated_ttft_s: Percentiles
@@ -31,7 +34,7 @@ class Tails:
 def with_tails(model: EngineModel, cells: Sequence[Tails]) -> EngineModel:
     """Spreads with which the simulated 95th percentiles come nearer to the measured ones; as they are without cells."""
     return model.model_copy(
-        update={"drift": _drift(model.drift, cells), "door_sequence_spread": _door_sequence_spread(model, cells)}
+        update={"drift": _drift(model.drift, cells), "door_user_spread": _door_user_spread(model, cells)}
     )
 
 
@@ -54,21 +57,24 @@ def _drift(before: float, cells: Sequence[Tails]) -> float:
     return math.sqrt(min(_MOST, max(0.0, before**2 + missing)))
 
 
-def _door_sequence_spread(model: EngineModel, cells: Sequence[Tails]) -> float:
+def _door_user_spread(model: EngineModel, cells: Sequence[Tails]) -> float:
     """By least squares, beside what the way of idle users has."""
     products = squares = 0.0
     for cell in cells:
         if not (_known(cell.ttft_s) and _known(cell.simulated_ttft_s)):
             continue
-        products += cell.batch * (_door_spread(model, cell) - model.door_spread)
-        squares += cell.batch**2
-    return min(_MOST, max(0.0, products / squares)) if squares else model.door_sequence_spread
+        products += cell.users * (_door_spread(model, cell) - model.door_spread)
+        squares += cell.users**2
+    if not squares:
+        return model.door_user_spread
+    found, before = max(0.0, products / squares), model.door_user_spread
+    return min(_MOST, max(_LEAST_TIMES * before, min(_MOST_TIMES * before, found) if before else found))
 
 
 def _door_spread(model: EngineModel, cell: Tails) -> float:
-    """Of the way at the cell's batch, so that first tokens are as far apart as they were."""
-    way_s = model.way_s(cell.batch)
-    gap = way_s * math.expm1(Z95 * model.way_spread(cell.batch))
+    """Of the way at the cell's users, so that first tokens are as far apart as they were."""
+    way_s = model.way_s(cell.users)
+    gap = way_s * math.expm1(Z95 * model.way_spread(cell.users))
     wanted = math.sqrt(max(0.0, gap**2 + _gap(cell.ttft_s) ** 2 - _gap(cell.simulated_ttft_s) ** 2))
     return math.log1p(wanted / way_s) / Z95 if way_s else 0.0
 

@@ -18,14 +18,14 @@ TRUTH = EngineModel(
     decode_s=((1, 0.02), (8, 0.03), (16, 0.04), (32, 0.055)),
     prefill_token_s=0.0003,
     door_s=0.02,
-    door_sequence_s=0.0008,
+    door_user_s=0.003,
     pause_s=0.05,
     arrive_s=2.0,
     arrive_slowness=1.2,
 )
 
 
-WITH_TAILS = TRUTH.model_copy(update={"drift": 0.2, "drift_s": 4.0, "door_spread": 0.15, "door_sequence_spread": 0.02})
+WITH_TAILS = TRUTH.model_copy(update={"drift": 0.2, "drift_s": 4.0, "door_spread": 0.15, "door_user_spread": 0.12})
 
 
 def silent(_what: str, _share: float) -> None:
@@ -47,14 +47,14 @@ def test_the_engine_is_found_again(found: EngineModel) -> None:
         assert found.step_s(batch) == pytest.approx(TRUTH.step_s(batch), rel=0.15)
     assert found.pause_s == pytest.approx(TRUTH.pause_s)
     assert (found.arrive_s, found.arrive_slowness) == pytest.approx((TRUTH.arrive_s, TRUTH.arrive_slowness))
-    assert found.door_sequence_s == pytest.approx(TRUTH.door_sequence_s, rel=0.4)
+    assert found.door_user_s == pytest.approx(TRUTH.door_user_s, rel=0.4)
 
 
 def test_the_slowest_users_of_the_load_are_found_again() -> None:
     measured = Bench.model_validate(figures(WITH_TAILS, arms=("users", "constant"), loads=("50",), seconds=400.0))
     model = calibrate(measured, at="50", progress=silent)
     assert model.drift == pytest.approx(WITH_TAILS.drift, rel=0.3)
-    assert model.door_sequence_spread == pytest.approx(WITH_TAILS.door_sequence_spread, rel=0.4)
+    assert model.door_user_spread == pytest.approx(WITH_TAILS.door_user_spread, rel=0.4)
     for cell in measured.cells.values():
         found = predict(measured, cell, model, seconds=cell.seconds, seeds=4)
         for real, foretold in ((cell.ttft_s, found.ttft_s), (cell.tpot_s, found.tpot_s)):
@@ -63,7 +63,7 @@ def test_the_slowest_users_of_the_load_are_found_again() -> None:
 
 def test_a_run_without_tails_gives_an_engine_without_them(found: EngineModel) -> None:
     assert found.drift < 0.1
-    assert found.door_sequence_spread < 0.005
+    assert found.door_user_spread < 0.005
 
 
 def tails(ttft: tuple[float, float], tpot: tuple[float, float]) -> Tails:
@@ -76,10 +76,10 @@ def test_where_users_are_farther_apart_than_simulated_ones_spreads_grow_else_the
     one = tails((0.1, 0.12), (0.03, 0.036))
     wider = with_tails(TRUTH, [one])
     assert wider.drift > TRUTH.drift
-    assert wider.door_sequence_spread > 0
+    assert wider.door_user_spread > 0
     alike = Tails(10.0, one.ttft_s, one.tpot_s, one.ttft_s, one.tpot_s)
     assert with_tails(TRUTH, [alike]).drift == pytest.approx(TRUTH.drift)
-    assert with_tails(TRUTH, [alike]).door_sequence_spread == pytest.approx(0.0, abs=1e-9)
+    assert with_tails(TRUTH, [alike]).door_user_spread == pytest.approx(0.0, abs=1e-9)
     narrower = Tails(10.0, one.simulated_ttft_s, one.simulated_tpot_s, one.ttft_s, one.tpot_s)
     assert with_tails(TRUTH, [narrower]).drift < TRUTH.drift
     assert with_tails(TRUTH, []) == TRUTH
