@@ -16,7 +16,7 @@ from tests.harvest_stand import Engine, small_harvester
 from tests.queue_records import connected
 
 LEASE_S = 1.2
-_TOKEN_S, _TOKENS, _LET_GO = 0.003, 40, 4
+_TOKEN_S, _TOKENS, _LET_GO = 0.003, 40, 2
 
 
 async def main(url: str, run: str, replica: str) -> None:
