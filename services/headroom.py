@@ -39,8 +39,8 @@ or many would outvote any miss."""
 _CEILING_STEP = 0.2
 """Of the logarithm, the same."""
 _PROVEN = 0.5
-"""Of the way (of the logarithm) from the ceiling to the seats that rollouts held, for one user who missed beside them:
-fewer than those are certainly not too many, but one miss may be an accident."""
+"""Of the way (of the logarithm) from the ceiling down to the seats that rollouts held, for one user who missed beside
+them: so many may have been too many already, or the miss was an accident."""
 _LEAST_CEILING = 0.1
 """Users who miss alone must not keep rollouts out for good: with a few seats they can be seen to do no harm."""
 _NEAR, _CALM_S, _GROW_S = 0.8, 30.0, 75.0

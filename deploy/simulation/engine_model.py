@@ -10,6 +10,8 @@ from deploy.simulation.json_file import read_json
 from rollout.config import Settings
 from services.idle_speed import IdleSpeed
 
+_MOST_SPREAD = 3
+"""Of the way's logarithm: one user in forty then takes more than 300 times as long as the median one."""
 _PROBE_PROMPT, _PROBE_TOKENS = 24, 16
 """Tokens, as `services.idle_speed` measures."""
 
@@ -70,10 +72,10 @@ class EngineModel(Settings):
     parts."""
     door_s: float = Field(default=0.01, ge=0)
     """From a user to the engine and back: gateway, router, tokenizer."""
-    door_spread: float = Field(default=0.1, ge=0, le=3)
+    door_spread: float = Field(default=0.1, ge=0, le=_MOST_SPREAD)
     """Standard deviation of the logarithm of that way."""
     door_user_s: float = Field(default=0.0, ge=0)
-    """More of it for each user who is served: their requests and streams share gateway and cores. Rollouts pass neither
+    """More of it for each user in the engine: their requests and streams share gateway and cores. Rollouts pass neither
     gateway nor router."""
     door_user_spread: float = Field(default=0.0, ge=0, le=1)
     """More of `door_spread` for each of them."""
@@ -113,8 +115,13 @@ class EngineModel(Settings):
         return self.door_s + self.door_user_s * users
 
     def way_spread(self, users: float) -> float:
-        """Standard deviation of the logarithm of that way."""
-        return self.door_spread + self.door_user_spread * users
+        """Standard deviation of the logarithm of that way, at most 3.
+
+        >>> crowded = EngineModel(door_spread=0.1, door_user_spread=0.05)
+        >>> [round(crowded.way_spread(users), 2) for users in (0, 4, 512)]
+        [0.1, 0.3, 3]
+        """
+        return min(_MOST_SPREAD, self.door_spread + self.door_user_spread * users)
 
     def step_tokens(self, given: int | None) -> int:
         """Most of one step, where the settings say `given`."""

@@ -141,7 +141,7 @@ class _Live:
     def _come(self, user: Arrival, deviation: float) -> None:
         """`deviation` of the logarithm of the way from its mean, in standard deviations."""
         model = self._scene.model
-        users = sum(replica.users for replica in self._replicas) / max(1, len(self._replicas))
+        users = sum(replica.served for replica in self._replicas) / max(1, len(self._replicas))
         way_s = math.exp(deviation * model.way_spread(users)) * model.way_s(users)
         self._ways.add(way_s)
         if self._now + way_s < self._end:

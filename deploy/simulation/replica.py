@@ -136,6 +136,11 @@ class Replica:
         return self.keeper.users.held
 
     @property
+    def served(self) -> int:
+        """Its users in the engine; others wait."""
+        return len(self._users)
+
+    @property
     def unanswered(self) -> Iterator[Unanswered]:
         """Its users, who wait or have a part of their answers."""
         for user in (*self._waiting, *self._users.values()):
