@@ -182,11 +182,11 @@ class LocalFleet:
         self.ray_address = self._ray.address
 
     def _serve(self) -> None:
-        from ray import serve
-
-        from services.app import application
-
         self._progress("Serve")
+        with interrupt_deferred():  # an import that is broken off fails as it likes, or is caught by who asked for it
+            from ray import serve
+
+            from services.app import application
         self._stack.callback(_shutdown_serve)
         self._start_proxy()
         built = application(fleet_args(self.config), exposed=not is_loopback(self.config.gateway.host))
@@ -312,10 +312,10 @@ def start_ray(stack: ExitStack, *, num_cpus: float, embedded: EmbeddedRedis | No
     tree.mark()
     stack.callback(tree.end, grace_s=_GRACE_S)
     stack.callback(tree.unmark)
-    import ray
-
-    stack.callback(ray.shutdown)
     with interrupt_deferred():  # a process whose connection to Ray was made half-way crashes when it exits
+        import ray
+
+        stack.callback(ray.shutdown)
         start_local_ray(
             num_cpus=math.ceil(max(num_cpus, psutil.cpu_count() or 1)),
             object_store_memory=_OBJECT_STORE_BYTES,

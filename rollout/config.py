@@ -37,7 +37,7 @@ class RedisConfig(Settings):
     connect_timeout_s: float = Field(default=10.0, gt=0, le=300)
     """Longest wait for the server's first answer, at start."""
     outage_s: float = Field(default=60.0, gt=0, le=86_400)
-    """How long a lost connection is retried before it is an error."""
+    """How long a lost connection is retried before it is an error; one answer is waited for half as long at most."""
 
     @field_validator("url")
     @classmethod

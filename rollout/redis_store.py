@@ -91,14 +91,14 @@ class RedisStore:
         """
         if config.url is None:
             raise StoreUnavailable("redis.url is not set; start the embedded server and pass its address")
-        timeout = min(_COMMAND_TIMEOUT_S, config.outage_s)
+        timeout = min(_COMMAND_TIMEOUT_S, config.outage_s / 2)  # one answer that is late is not an outage
         options = {
             "max_connections": _MAX_CONNECTIONS,
             "timeout": timeout,
             "retry": Retry(NoBackoff(), 0),
             "redis_connect_func": _named(f"nightshift:{role}"),
             "socket_timeout": timeout,
-            "socket_connect_timeout": min(config.connect_timeout_s, config.outage_s),
+            "socket_connect_timeout": min(config.connect_timeout_s, timeout),
             "protocol": 2,
         }
         try:

@@ -11,6 +11,7 @@ from rollout.config import RedisConfig
 from rollout.errors import ConfigError, StoreUnavailable
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
+from tests.faults.redis_proxy import proxied
 from tests.queue_records import a_request, connected
 
 
@@ -51,6 +52,18 @@ async def test_a_frozen_server_is_given_up_after_the_outage_allowed(tmp_path: Pa
                             pass
             finally:
                 process.resume()
+
+
+async def test_an_answer_that_does_not_come_is_asked_for_again_before_the_outage_is_over(
+    redis_server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    async with proxied(redis_server.url, tmp_path / "s") as proxy, connected(proxy.url, outage_s=3) as store:
+        proxy.delay_s = 60.0
+        answer = asyncio.ensure_future(store.command("PING"))
+        await asyncio.sleep(0.2)
+        proxy.delay_s = 0.0
+        assert await answer
+        assert proxy.met == 1
 
 
 async def test_a_refused_login_is_said_at_once_and_without_the_password(tmp_path: Path) -> None:
