@@ -38,8 +38,9 @@ class Plan:
     probe_s: float = 15.0
     """The most of both, at each rate that the capacity search tries."""
     confirm_users: int = 300
-    confirm_s: float = 60.0
-    """At the rate that it finds: who is quick for half a minute has not that capacity."""
+    confirm_s: float = 160.0
+    """At the rate that it finds, as long as an arm has at a load: who is quick for a minute, in which no crowd came,
+    has not that capacity."""
     arrival_users: int = 100
     day_s: float = 240.0
     """What a day takes."""
@@ -76,6 +77,7 @@ QUICK = replace(
     users=200,
     rounds=2,
     idle_users=40,
+    confirm_s=60.0,
     rollouts_s=45.0,
     repeats=3,
 )
