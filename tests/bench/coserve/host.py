@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -58,6 +58,20 @@ def stolen(before: tuple[int, int] | None, after: tuple[int, int] | None) -> flo
     if before is None or after is None or after[1] <= before[1]:
         return None
     return (after[0] - before[0]) / (after[1] - before[1])
+
+
+def worst(hosts: Sequence[Host]) -> Host:
+    """The most of each figure that any of one or more rounds had.
+
+    >>> worst([Host(0.1, None, 2.0, 0.1), Host(0.0, 0.2, 1.0, 0.3)])
+    Host(steal=0.1, moment=0.2, probe_s=2.0, copy_s=0.3)
+    """
+    return Host(
+        steal=max((host.steal for host in hosts if host.steal is not None), default=None),
+        moment=max((host.moment for host in hosts if host.moment is not None), default=None),
+        probe_s=max(host.probe_s for host in hosts),
+        copy_s=max(host.copy_s for host in hosts),
+    )
 
 
 async def probe() -> Host:

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
@@ -20,7 +21,7 @@ from .beats import Watch
 from .books import Books
 from .engines import Engines
 from .fleet import CoserveFleet
-from .host import Host, Quiet, Theft
+from .host import Host, Quiet, Theft, worst
 from .plan import Plan
 from .pushes import Pusher
 from .rollouts import LIMITS, Feed
@@ -88,20 +89,29 @@ class Session:
         )
 
     async def probe(self, search: CapacitySearch, rate: float, slo: Slo, *, number: int) -> tuple[float, Host]:
-        """Attainment of users alone at a rate, and what the machine gave to them."""
-        least = (
-            (self._plan.confirm_users, self._plan.confirm_s)
-            if search.confirming
-            else (self._plan.probe_users, self._plan.probe_s)
-        )
-        users = poisson(rate, at_least(*least, rate), seed=self._plan.seed + 100 + number)
+        """Attainment of users alone at a rate, and what the machine gave to them.
 
-        async def come() -> list[Answer]:
-            start = time.time() + _LEAD_S
-            return await self._users.crowd([start + s for s in users], name=f"probe-{number}")
+        One that confirms has the rounds of an arm at a load, each of which may be measured again for itself.
+        """
+        plan = self._plan
+        least, rounds = (plan.probe_users, plan.probe_s), 1
+        if search.confirming:
+            least, rounds = (plan.confirm_users, plan.confirm_s), plan.rounds
+        seed = plan.seed + 100 + number
+        users = poisson(rate, at_least(*least, rate), seed=seed)
+        answers, hosts = list[Answer](), list[Host]()
+        for turn in range(rounds):
+            come = partial(self._come, share(users, turn, rounds), rate, seed + 1 + turn, f"probe-{number}-{turn}")
+            of_round, host = await self.quiet.measured(come)
+            answers += of_round
+            hosts.append(host)
+        return attainment(answers, slo), worst(hosts)
 
-        answers, host = await self.quiet.measured(come)
-        return attainment(answers, slo), host
+    async def _come(self, times: Sequence[float], rate: float, seed: int, name: str) -> list[Answer]:
+        """Users alone, after the warm-up of a round."""
+        start = time.time() + _LEAD_S + self._plan.warm_s
+        warm = before(self._plan.warm_s, rate, seed=seed)
+        return await self._users.crowd([start + s for s in (*warm, *times)], name=name, measured_from=start)
 
     async def cell(self, cell: Cell, slo: Slo, capacity: float, *, turn: int = 0) -> Seen:
         """With the users of one of the load's rounds; on an engine at rest, which it is after it too. Once
