@@ -26,11 +26,7 @@ Command = Callable[[argparse.Namespace, list[str]], int]
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Parse, run, exit."""
-    code = run(sys.argv[1:] if argv is None else argv)
-    # With `-m`, Python ends by SIGINT, not by the code, once Ctrl-C has passed through code compiled from a string, as
-    # a dataclass's is, whoever caught it; the next such code takes that back.
-    exec("pass")  # noqa: S102
-    sys.exit(code)
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 
 def run(argv: Sequence[str]) -> int:

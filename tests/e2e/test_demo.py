@@ -16,6 +16,8 @@ import pytest
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
+_NIGHTSHIFT = Path(sys.executable).with_name("nightshift")
+"""As users call it: with `python -m`, Python itself may end by SIGINT where Ctrl-C was caught and 130 is returned."""
 _SMALL = ("--train.evaluation.n", "4", "--train.evaluation.max_prompts", "128")
 
 
@@ -23,7 +25,7 @@ def _demo(directory: Path, environment: dict[str, str], *flags: str) -> subproce
     """Started from the repository, where the warmed-up policy is kept for the next test."""
     fleet = ["--fleet.gateway.port", str(free_port()), "--fleet.autoscaling.max_replicas", "1"]
     return subprocess.Popen(
-        [sys.executable, "-m", "deploy.cli", "demo", "--dir", str(directory), *fleet, *_SMALL, *flags],
+        [str(_NIGHTSHIFT), "demo", "--dir", str(directory), *fleet, *_SMALL, *flags],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,

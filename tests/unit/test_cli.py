@@ -135,27 +135,6 @@ def test_train_needs_its_table_and_its_prompts(toml: Path, capsys: pytest.Captur
     assert "[train] table" in outcome.stderr
 
 
-_INTERRUPTED = """
-from deploy import cli
-
-def run(argv):
-    try:
-        exec("raise KeyboardInterrupt")
-    except KeyboardInterrupt:
-        return cli.INTERRUPTED
-
-cli.run = run
-cli.main([])
-"""
-
-
-def test_ctrl_c_in_code_made_from_a_string_ends_with_the_code_of_an_interrupt(tmp_path: Path) -> None:
-    (tmp_path / "interrupted.py").write_text(_INTERRUPTED)
-    paths = f"{tmp_path}:{Path(__file__).parents[2]}"
-    done = subprocess.run([sys.executable, "-m", "interrupted"], env={"PYTHONPATH": paths}, timeout=60, check=False)
-    assert done.returncode == cli.INTERRUPTED
-
-
 @pytest.mark.parametrize("command", ["train", "record"])
 def test_help_imports_nothing_heavy(command: str) -> None:
     done = subprocess.run(
