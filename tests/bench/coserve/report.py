@@ -14,7 +14,7 @@ DEFINITIONS: Mapping[str, str] = {
     "SLO": f"{FACTOR:g} x the 95th percentile of TTFT and of TPOT of users alone, one at a time, in the same run",
     "attainment": "share of requests inside both limits; one that failed is not",
     "capacity": f"highest open-loop Poisson rate of users alone with an attainment of {TARGET:.0%} or more, confirmed; "
-    "a rate is too much where two probes of it in a row say so",
+    "a rate is too much where two probes of it in a row say so, or the one that was to confirm it",
     "load": "users a second as a per cent of capacity; `day`: a day's curve in minutes, its peak a share of capacity",
     "pushes": "new weights every plan.push_every_s wherever there are rollouts, fleet.push.rollouts as in the plan",
     "rollouts-only": "tokens/s that rollouts alone keep in every seat, pushes included",

@@ -58,8 +58,9 @@ class CapacitySearch:
                                         ^                                |
                                         +----- bad = good, a step down --+  it failed
 
-    A rate fails where two probes of it in a row do, each with other users: what an accident of the machine did to one
-    would else bound the capacity for good.
+    A rate that is tried fails where two probes of it in a row do, each with other users: what an accident of the machine
+    did to one would else bound the capacity for good. One that confirms decides by itself: it is long, what it refutes
+    costs one step, and near the limit the better of two probes would pass for a capacity that is not there.
     """
 
     good: float = 0.0
@@ -112,7 +113,8 @@ class CapacitySearch:
         """With the outcome of a probe of `rate`, whose attainment was `share`."""
         if share >= TARGET:
             return replace(self, good=rate, doubted=None, confirmed=self.confirming)
+        if self.confirming:
+            return replace(self, good=rate / self.width, bad=rate)
         if self.doubted is None:
             return replace(self, doubted=rate)
-        good = rate / self.width if self.confirming else self.good
-        return replace(self, good=good, bad=rate, doubted=None)
+        return replace(self, bad=rate, doubted=None)

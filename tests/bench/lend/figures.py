@@ -18,7 +18,7 @@ from .watch import Look
 DEFINITIONS = {
     "SLO": "3 x the p95 TTFT and TPOT of users alone, one at a time, on this fleet; TPOT is a request's mean",
     "capacity": f"highest open-loop Poisson rate of users alone, on both, with an attainment of {TARGET:.0%} or more; "
-    "a rate is too much where two probes of it in a row say so",
+    "a rate is too much where two probes of it in a row say so, or the one that was to confirm it",
     "day": "open-loop users of one seed over a day that takes minutes, the same in every arm",
     "users": "no rollouts: every replica serves users",
     "lending": "replicas are lent to rollouts when users do not need them, and called back when they do",
