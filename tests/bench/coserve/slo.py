@@ -58,9 +58,9 @@ class CapacitySearch:
                                         ^                                |
                                         +----- bad = good, a step down --+  it failed
 
-    A rate that is tried fails where two probes of it in a row do, each with other users: what an accident of the machine
-    did to one would else bound the capacity for good. One that confirms decides by itself: it is long, what it refutes
-    costs one step, and near the limit the better of two probes would pass for a capacity that is not there.
+    A rate that is tried fails where two probes of it in a row do, each with other users: what an accident of the
+    machine did to one would else bound the capacity for good. One that confirms decides by itself: it is long, what it
+    refutes costs one step, and near the limit the better of two probes would pass for a capacity that is not there.
     """
 
     good: float = 0.0
