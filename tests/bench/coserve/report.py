@@ -6,15 +6,14 @@ from typing import Any
 from .arms import ROLLOUTS, USERS
 from .compare import FEW_USERS, Record
 from .harvest_share import MARGIN
-from .slo import FACTOR, TARGET
+from .slo import CAPACITY_RULE, FACTOR
 
 DEFINITIONS: Mapping[str, str] = {
     "TTFT": "first token minus the scheduled arrival, at the client; percentiles are of those that were answered",
     "TPOT": "(last - first token) / (tokens - 1) of one request, at the client",
     "SLO": f"{FACTOR:g} x the 95th percentile of TTFT and of TPOT of users alone, one at a time, in the same run",
     "attainment": "share of requests inside both limits; one that failed is not",
-    "capacity": f"highest open-loop Poisson rate of users alone with an attainment of {TARGET:.0%} or more, confirmed; "
-    "a rate is too much where two probes of it in a row say so, or the one that was to confirm it",
+    "capacity": f"highest open-loop Poisson rate of users alone, confirmed, {CAPACITY_RULE}",
     "load": "users a second as a per cent of capacity; `day`: a day's curve in minutes, its peak a share of capacity",
     "pushes": "new weights every plan.push_every_s wherever there are rollouts, fleet.push.rollouts as in the plan",
     "rollouts-only": "tokens/s that rollouts alone keep in every seat, pushes included",

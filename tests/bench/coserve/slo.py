@@ -11,6 +11,11 @@ FACTOR = 3.0
 """SLO beside the p95 of users alone, one at a time."""
 TARGET = 0.95
 """Share of requests that must be inside it at capacity."""
+CAPACITY_RULE = (
+    f"with an attainment of {TARGET:.0%} or more; a rate is too much where two probes of it in a row say so, or the one"
+    " that was to confirm it"
+)
+"""By which `CapacitySearch` decides, for the definitions that come with figures."""
 
 
 @dataclass(frozen=True, slots=True)

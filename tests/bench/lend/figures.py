@@ -10,15 +10,14 @@ from tests.bench.coserve.beats import Beat, blocks, harvest_rate
 from tests.bench.coserve.bootstrap import interval
 from tests.bench.coserve.measure import latencies, user_figures
 from tests.bench.coserve.report import milliseconds
-from tests.bench.coserve.slo import TARGET, Slo, attainment
+from tests.bench.coserve.slo import CAPACITY_RULE, Slo, attainment
 
 from .session import Told
 from .watch import Look
 
 DEFINITIONS = {
     "SLO": "3 x the p95 TTFT and TPOT of users alone, one at a time, on this fleet; TPOT is a request's mean",
-    "capacity": f"highest open-loop Poisson rate of users alone, on both, with an attainment of {TARGET:.0%} or more; "
-    "a rate is too much where two probes of it in a row say so, or the one that was to confirm it",
+    "capacity": f"highest open-loop Poisson rate of users alone, on both, confirmed, {CAPACITY_RULE}",
     "day": "open-loop users of one seed over a day that takes minutes, the same in every arm",
     "users": "no rollouts: every replica serves users",
     "lending": "replicas are lent to rollouts when users do not need them, and called back when they do",
