@@ -44,7 +44,7 @@ class Run:
             await self._idle()
         wanted = [cell for cell in cells(plan.arms, plan.loads) if cell.key not in figures.cells]
         at_loads = CONSTANT in plan.arms or any(cell.load for cell in wanted)
-        if "capacity" not in figures.content and at_loads:
+        if figures.content.get("capacity", {"rate": None})["rate"] is None and at_loads:
             await self._capacity()
         await one.pusher.prepare()
         if "copy_s" not in figures.content:
@@ -86,7 +86,7 @@ class Run:
             probes.append(capacity_figures(search, rate, share, host))
             say(f"users alone at {rate:.2f}/s: {100 * share:.1f} % inside the SLO")
             search = search.after(rate, share)
-        self._figures.put(capacity={"rate": search.good, "probes": probes})
+            self._figures.put(capacity={"rate": search.good if search.confirmed else None, "probes": probes})
 
     async def _batch(self, batch: Sequence[Cell]) -> None:
         rounds = await self._rounds(batch)
