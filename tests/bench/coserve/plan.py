@@ -58,9 +58,10 @@ class Plan:
     rollouts_s: float = 120.0
     steal_before: float = 0.05
     """Share of the processors that another guest may have in the second before a round, which waits otherwise."""
-    steal: float = 0.0004
-    """The same of a round; one with more is measured again. Five ticks in a minute of two processors seem nothing, but
-    whoever takes them shares caches, memory or a core's other thread too: users' steps were seen half as long again."""
+    steal: float = 0.001
+    """The same of a round; one with more is measured again. Twelve ticks in a minute of two processors seem nothing, but
+    whoever takes them shares caches, memory or a core's other thread too. Hosts were seen that take three to eight in
+    every minute, busy or not, so less would have every round again."""
     steal_moment: float = 0.15
     """The same of any two seconds of it."""
     repeats: int = 20
