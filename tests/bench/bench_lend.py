@@ -19,7 +19,6 @@ import json
 import logging
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -40,6 +39,7 @@ from lend.verdicts import verdicts
 from plan_arguments import add_numbers, with_numbers
 from random_policy import filler_tokenizer, random_policy
 from same_plan import check_same_plan
+from say import say
 from verdicts import conclude, rows
 
 ARMS = ("users", "lending", "reclaim", "static")
@@ -129,12 +129,12 @@ async def _measure(
             await _capacity(one, slo, figures)
         write_json(out / "lend.json", figures)
         for arm in arms:
-            _say(f"{arm} ...")
+            say(f"{arm} ...")
             await _arm(one, arm, slo, plan, figures)
             figures.update(repeated=one.quiet.repeated, waited_s=one.quiet.waited_s)
             write_json(out / "lend.json", figures)
             draw(out / "lend.png", figures)
-            _say(f"{arm}\n{table(figures)}")
+            say(f"{arm}\n{table(figures)}")
 
 
 async def _arm(one: LendSession, arm: str, slo: Slo, plan: Plan, figures: dict[str, Any]) -> None:
@@ -156,11 +156,11 @@ async def _arm(one: LendSession, arm: str, slo: Slo, plan: Plan, figures: dict[s
 
 
 async def _idle(one: LendSession, figures: dict[str, Any]) -> None:
-    _say("users one at a time ...")
+    say("users one at a time ...")
     answers, host = await one.idle()
     slo = slo_of(answers)
     figures.update(idle=idle_figures(answers, host), slo=asdict(slo))
-    _say(f"SLO: TTFT {1000 * slo.ttft_s:.0f} ms, TPOT {1000 * slo.tpot_s:.0f} ms")
+    say(f"SLO: TTFT {1000 * slo.ttft_s:.0f} ms, TPOT {1000 * slo.tpot_s:.0f} ms")
 
 
 async def _capacity(one: LendSession, slo: Slo, figures: dict[str, Any]) -> None:
@@ -170,13 +170,9 @@ async def _capacity(one: LendSession, slo: Slo, figures: dict[str, Any]) -> None
     while (rate := search.rate()) is not None:
         share, host = await one.probe(search, rate, slo, number=len(probes))
         probes.append(capacity_figures(search, rate, share, host))
-        _say(f"users alone at {rate:.2f}/s: {100 * share:.1f} % inside the SLO")
+        say(f"users alone at {rate:.2f}/s: {100 * share:.1f} % inside the SLO")
         search = search.after(rate, share)
     figures["capacity"] = {"rate": search.good, "probes": probes}
-
-
-def _say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 def _arguments() -> argparse.Namespace:

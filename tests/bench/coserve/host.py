@@ -12,6 +12,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from tests.bench.say import say
+
 SeenT = TypeVar("SeenT")
 
 _STAT = Path("/proc/stat")
@@ -188,4 +190,6 @@ class Quiet:
         if share <= self.steal and moment <= self.moment:
             return False
         self.repeated.append({"steal": share, "moment": moment})
+        taken = f"{share:.2%} of the processors' time was taken, {moment:.0%} of its worst two seconds"
+        say(f"once more, {len(self.repeated)} of at most {self.repeats}: {taken}")
         return True

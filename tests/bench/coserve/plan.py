@@ -59,9 +59,9 @@ class Plan:
     steal_before: float = 0.05
     """Share of the processors that another guest may have in the second before a round, which waits otherwise."""
     steal: float = 0.001
-    """The same of a round; one with more is measured again. Twelve ticks in a minute of two processors seem nothing, but
-    whoever takes them shares caches, memory or a core's other thread too. Hosts were seen that take three to eight in
-    every minute, busy or not, so less would have every round again."""
+    """The same of a round; one with more is measured again. Twelve ticks in a minute of two processors seem nothing,
+    but whoever takes them shares caches, memory or a core's other thread too. Hosts were seen that take three to eight
+    in every minute, busy or not, so less would have every round again."""
     steal_moment: float = 0.15
     """The same of any two seconds of it."""
     repeats: int = 20

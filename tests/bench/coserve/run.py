@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.copying import copy_times
+from tests.bench.say import say
 
 from .arms import ARRIVAL, CONSTANT, DAY, GUARD, ROLLOUTS, UNGUARDED, USERS, Cell, batches, cells, duel
 from .arrival import arrival_figures
@@ -181,8 +182,3 @@ async def _progress(one: Session, place: str) -> AsyncIterator[None]:
     finally:
         task.cancel()
         print("\r\033[K" if sys.stdout.isatty() else "", end="", flush=True)
-
-
-def say(text: str) -> None:
-    """With the time of day."""
-    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
