@@ -18,7 +18,7 @@ from deploy.simulation.bench import read_bench
 from deploy.simulation.calibration import calibrate
 from deploy.simulation.day import TICK_S
 from deploy.simulation.engine_model import EngineModel, read_engine
-from deploy.simulation.outcome import Outcome, Way, beside_users_alone, simulate, users_alone, way_for
+from deploy.simulation.outcome import Outcome, Way, beside_users_alone, read_load, simulate, users_alone, way_for
 from deploy.simulation.outcome import Progress as Told
 from deploy.simulation.plot import draw
 from deploy.simulation.report import as_json, sweep_table, table
@@ -65,18 +65,20 @@ def _answer(
     options = scene.options
     longest, most_output = options.engine.max_model_len, options.gateway.limits.max_tokens
 
-    def one(found: Scene, name: str) -> Outcome:
-        return simulate(
-            found,
-            lambda: trace.read(file, longest=longest, most_output=most_output),
-            seconds=seconds,
-            way=way,
-            progress=lambda what, share: told(f"{name}: {what}", share),
-        )
+    def lines() -> Iterator[trace.Line]:
+        return trace.read(file, longest=longest, most_output=most_output)
 
-    if scene.lends:  # beside the same fleet with none lent, and none of the settings that are swept
-        if sweep:
-            raise ConfigError("--sweep tries settings of the guard, which fleet.sharing.mode=lend has none of")
+    def one(found: Scene, name: str) -> Outcome:
+        def progress(what: str, share: float) -> None:
+            told(f"{name}: {what}", share)
+
+        return simulate(found, lines, seconds=seconds, way=way, progress=progress, load=users)
+
+    if scene.lends and sweep:
+        raise ConfigError("--sweep tries settings of the guard, which fleet.sharing.mode=lend has none of")
+    scene.check()
+    users = read_load(lines, seconds=seconds, progress=told)
+    if scene.lends:  # beside the same fleet with none lent
         return one(scene, "lending"), []
     alone = one(users_alone(scene), "users alone")
     outcome = beside_users_alone(one(scene, "with rollouts"), alone)

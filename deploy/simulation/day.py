@@ -9,7 +9,7 @@ import numpy as np
 from deploy.simulation.learner import Learner
 from deploy.simulation.parts import Array, Parts
 from deploy.simulation.response import Response
-from deploy.simulation.scaling import Fleet, first_replicas, scaling_of
+from deploy.simulation.scaling import Arrivals, Fleet, first_replicas, scaling_of
 from deploy.simulation.scene import Scene
 from deploy.simulation.trace import Load
 from services.autoscaling.demand import FleetLoad, replicas_for_users
@@ -54,6 +54,7 @@ class Day:
         self._load = load
         self._response = response
         self._fleet = fleet_at_start(scene, load)
+        self._arrivals = Arrivals(scene.options.autoscaling.rate_window_s, TICK_S)
         self.learner = Learner(scene.training, scene.model.work)
         ticks = math.ceil(len(load.rates) / parts)
         self.parts = Parts(ticks * TICK_S, math.ceil(len(load.rates) / ticks))
@@ -66,7 +67,8 @@ class Day:
         for number, rate in enumerate(self._load.rates):
             now = number * TICK_S
             before = self._moment(rate, self._fleet.running)
-            moment = self._moment(rate, self._fleet.follow(figures(self._scene, self._load, before), now))
+            reported = figures(self._scene, self._load, before, self._arrivals.counted(before.rate))
+            moment = self._moment(rate, self._fleet.follow(reported, now))
             tokens = moment.tokens_s * TICK_S
             self.learner.generate(tokens, seats=moment.seats * moment.running, now=now, seconds=TICK_S)
             self._note(moment, int(now / self.parts.span_s))
@@ -147,9 +149,9 @@ def attainment_interval(response: Response, users_L: Array, refused: float, *, s
 
 
 def fleet_at_start(scene: Scene, load: Load) -> Fleet:
-    """As many replicas as the first users need."""
+    """As many replicas as the users of the beginning need."""
     scaling = scaling_of(scene.options, scene.replicas)
-    first = figures(scene, load, Moment(load.rates[0], 1))
+    first = figures(scene, load, Moment(load.beginning, 1), load.beginning)
     return Fleet(
         scaling,
         scene.model.start_s,
@@ -160,21 +162,23 @@ def fleet_at_start(scene: Scene, load: Load) -> Fleet:
 def rates_met(scene: Scene, load: Load) -> Array:
     """Users a second that a replica meets, tick by tick, as the fleet follows them."""
     fleet = fleet_at_start(scene, load)
+    arrivals = Arrivals(scene.options.autoscaling.rate_window_s, TICK_S)
     found = []
     for number, rate in enumerate(load.rates):
-        running = fleet.follow(figures(scene, load, Moment(rate, fleet.running)), number * TICK_S)
+        reported = figures(scene, load, Moment(rate, fleet.running), arrivals.counted(rate))
+        running = fleet.follow(reported, number * TICK_S)
         found.append(rate / running)
     return np.array(found)
 
 
-def figures(scene: Scene, load: Load, moment: Moment) -> FleetLoad:
-    """What the replicas would report together."""
+def figures(scene: Scene, load: Load, moment: Moment, arriving: float) -> FleetLoad:
+    """What the replicas would report together, of so many users a second over the autoscaler's window."""
     total = scene.options.engine.max_num_seqs
     speed = scene.model.idle_speed(total)
     return FleetLoad(
         running=moment.running,
         reported=moment.running,
-        busy=moment.rate * speed.busy_s(load.tokens, load.prompt),
+        busy=arriving * speed.busy_s(load.tokens, load.prompt),
         capacity=speed.capacity,
         held=moment.held * moment.running,
         seats=total,

@@ -17,6 +17,7 @@ from deploy.simulation.lent import Lent
 from deploy.simulation.parts import Array, Parts
 from deploy.simulation.response import Response
 from deploy.simulation.roles import Pace, Roles
+from deploy.simulation.scaling import Arrivals
 from deploy.simulation.scene import Scene
 from deploy.simulation.trace import Load
 from services.lending import Price
@@ -85,6 +86,7 @@ class LendDay:
         self._lender = Lender(settings, switch=Price(lent.tokens_s, switch_s, spilled)) if look_s else None
         self._roles = Roles(Pace(switch_s / 2, switch_s / 2, settings.drain_s, settings.rest_s), self._fleet.running)
         self._crowd = Crowd(seed=scene.seed)
+        self._arrivals = Arrivals(scene.options.autoscaling.rate_window_s, TICK_S)
         self._spilled_tokens = spilled * scene.model.prefill_token_s * lent.tokens_s
         """Not generated while those that were cut on a replica that is called back are prefilled elsewhere."""
         self._owed = 0.0
@@ -154,7 +156,10 @@ class LendDay:
         served = self._users(rate, roles.serving)
         moment = Moment(served.rate, max(1, roles.serving), held=served.held)
         found = replace(
-            figures(self._scene, self._load, moment), running=roles.running, reported=roles.running, lent=roles.away
+            figures(self._scene, self._load, moment, self._arrivals.counted(served.rate)),
+            running=roles.running,
+            reported=roles.running,
+            lent=roles.away,
         )
         gone = roles.resize(self._fleet.follow(found, now))
         if self._lender is not None:
@@ -189,10 +194,10 @@ class LendDay:
             of_seats = min(of_seats, most)
         allowed = self.learner.seats(max(1, self._roles.harvesting))
         if allowed is None or allowed >= lent.seats:
-            return Harvest(lent.tokens_s, lent.seats, of_seats)
+            return Harvest(lent.tokens_s, lent.seats, of_seats, lent.peak)
         step_s = self._scene.model.step_s  # a smaller batch steps faster, so tokens sink less than seats
         share = min(1.0, allowed / lent.seats * step_s(lent.seats) / step_s(allowed)) if lent.seats else 0.0
-        return Harvest(lent.tokens_s * share, allowed, of_seats)
+        return Harvest(lent.tokens_s * share, allowed, of_seats, allowed)
 
     def _note_users(self, rate: float, served: _Served, part: int) -> None:
         users, refused = served.rate * self._look_s, (rate - served.rate) * self._look_s

@@ -32,6 +32,8 @@ class Harvest:
     """That rollouts hold."""
     of_seats: int
     """That they may hold."""
+    peak: float
+    """That they reach again within IDLE_S at any time."""
 
 
 class Lender:
@@ -69,7 +71,7 @@ class Lender:
         beats = self._beats(now, roles, harvest)
         self._meter.observe(beats, now)
         self.price = self._meter.price(beats)
-        if not roles.harvesting or harvest.seats >= FULL * harvest.of_seats:
+        if not roles.harvesting or harvest.peak >= FULL * harvest.of_seats:
             self._full_at = now
         self.situation = self._situation(now, wall, roles)
         self.decision = decide(self.decision, self.situation, self.terms, self.price, now)

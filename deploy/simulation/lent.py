@@ -4,13 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from deploy.simulation.live import play
 from deploy.simulation.response import OVERLOAD, Response, one_replica, seconds_at, served_s, settled_s
 from deploy.simulation.scene import Scene
+from deploy.simulation.stay import held_by_users
 from rollout.board import ReplicaRole
+from services.lending import IDLE_S
 
-_LEVELS, _ROUNDS = 33, 64
+_LEVELS = 33
+_SPAN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,8 @@ class Lent:
     tokens_s: float
     seats: float
     """That rollouts hold."""
+    peak: float
+    """Of those, what they reach again within IDLE_S at any time, however long new weights or prompts keep them out."""
 
 
 def lent_replica(scene: Scene, *, push_every_s: float | None, seen: Callable[[float], None]) -> Lent:
@@ -32,19 +38,21 @@ def lent_replica(scene: Scene, *, push_every_s: float | None, seen: Callable[[fl
         alone,
         (),
         seconds=seconds,
-        span_s=seconds,
+        span_s=_SPAN_S,
         warm_s=warm_s,
         role=role,
         seen=lambda at: seen(at / until),
     ).parts
-    return Lent(parts.harvest_s, parts.mean("rollouts"))
+    spans = min(parts.count, round(IDLE_S / _SPAN_S))
+    peak = sliding_window_view(parts.rollouts, spans).max(axis=1).min()
+    return Lent(parts.harvest_s, parts.mean("rollouts"), float(peak))
 
 
 def sketch(scene: Scene, *, prompt: float, tokens: float) -> Response:
     """Of a replica with users alone, by mean steps: what is needed of it to see which loads a replica will meet, before
     those are simulated."""
     rates = np.linspace(0.0, OVERLOAD * served_s(scene, prompt, tokens), _LEVELS)
-    held = np.array([_held(scene, rate, prompt, tokens) for rate in rates])
+    held = np.array([held_by_users(scene, rate, prompt, tokens) for rate in rates])
     none, some = np.zeros(_LEVELS), np.ones((_LEVELS, 1))
     return Response(
         rates_L=rates,
@@ -57,14 +65,3 @@ def sketch(scene: Scene, *, prompt: float, tokens: float) -> Response:
         harvest_L=none,
         attainment_L=np.ones(_LEVELS),
     )
-
-
-def _held(scene: Scene, rate: float, prompt: float, tokens: float) -> float:
-    """Users in the replica, by Little's law with the time that steps of so many take; those beyond its seats wait for
-    one."""
-    model, seats = scene.model, float(scene.options.engine.max_num_seqs)
-    held = 0.0
-    for _ in range(_ROUNDS):
-        step_s = model.step_s(held) + model.prefill_token_s * prompt * rate * model.step_s(held)
-        held = min(seats, rate * (prompt * model.prefill_token_s + tokens * step_s))
-    return held

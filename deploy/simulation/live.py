@@ -188,8 +188,7 @@ class _Live:
             self._story.parts.rollout_tokens[part] += replica.tally.rollout_tokens - tokens
             self._story.parts.user_tokens[part] += replica.tally.user_tokens - users
         if replica.stopping and not replica.users:
-            del self._due[replica]
-            self._leave(replica)
+            self._remove(replica)
             return
         self._mind(replica)
 
@@ -265,8 +264,21 @@ class _Live:
             replica = self._replicas.pop()
             replica.stop()
             if not replica.users:
-                del self._due[replica]
-                self._leave(replica)
+                self._remove(replica)
+            else:
+                self._at(self._now + self._scene.options.autoscaling.drain_s, partial(self._cut, replica))
+
+    def _cut(self, replica: Replica) -> None:
+        """A replica that is stopped has its time: users whose answers have not ended get no more of them."""
+        if replica not in self._due:
+            return
+        for user in replica.unanswered:
+            self._judged(user.came_at, inside=False)
+        self._remove(replica)
+
+    def _remove(self, replica: Replica) -> None:
+        del self._due[replica]
+        self._leave(replica)
 
     def _leave(self, replica: Replica) -> None:
         self._story.cuts += replica.tally.cuts

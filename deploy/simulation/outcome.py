@@ -12,6 +12,7 @@ from deploy.simulation.live import constant, play
 from deploy.simulation.parts import Parts, ratio_interval
 from deploy.simulation.response import Response, respond, settled_s, without_rollouts
 from deploy.simulation.scene import Scene
+from deploy.simulation.stay import longest_s
 from deploy.simulation.trace import Arrival, Line, Load, load_of
 from deploy.simulation.users import arrivals
 from rollout.board import ReplicaRole
@@ -23,6 +24,8 @@ FEW_HOURS = 6.0
 """Replicas x hours; more take longer than a minute or two, and are simulated as a large fleet is."""
 DAY_S = 86_400.0
 _PARTS = 288
+_MOST_WARM_S = 960.0
+"""That users come before a trace begins, where answers take longer."""
 _OTHER_SEED = 1_000_003
 """More than that of the trace, for users before it."""
 _RARER = 1.25
@@ -101,17 +104,26 @@ def way_for(replicas: int, seconds: float, *, lends: bool = False) -> Way:
     return "requests" if few else "replicas"
 
 
-def simulate(scene: Scene, trace: Trace, *, seconds: float, way: Way, progress: Progress) -> Outcome:
+def read_load(trace: Trace, *, seconds: float, progress: Progress) -> Load:
+    """Of the users of so many seconds. Raises ConfigError for what is wrong with the trace."""
+    return load_of(trace(), seconds=seconds, span_s=TICK_S, seen=lambda at: progress("trace", at / seconds))
+
+
+def simulate(
+    scene: Scene, trace: Trace, *, seconds: float, way: Way, progress: Progress, load: Load | None = None
+) -> Outcome:
     """`attainment_alone` is for the caller to add, except in a fleet that lends, where it is that of the same replicas
-    with none of them lent. Raises ConfigError for what is wrong with the scene or the trace."""
+    with none of them lent. `load` is the trace's, where it has been read before. Raises ConfigError for what is wrong
+    with the scene or the trace."""
     scene.check()
+    load = load or read_load(trace, seconds=seconds, progress=progress)
     if scene.lends and way == "requests":
         raise ConfigError("--way requests does not simulate fleet.sharing.mode=lend; leave it out, or say replicas")
     if scene.lends:
-        return _by_lending(scene, trace, seconds, progress)
+        return _by_lending(scene, load, progress)
     if way == "requests":
-        return _by_request(scene, trace, seconds, progress)
-    return _by_replica(scene, trace, seconds, progress)
+        return _by_request(scene, trace, load, seconds, progress)
+    return _by_replica(scene, load, progress)
 
 
 def beside_users_alone(outcome: Outcome, alone: Outcome) -> Outcome:
@@ -124,9 +136,8 @@ def users_alone(scene: Scene) -> Scene:
     return replace(scene, options=without_rollouts(scene.options), training=None, push_every_s=None)
 
 
-def _by_request(scene: Scene, trace: Trace, seconds: float, progress: Progress) -> Outcome:
-    load = load_of(trace(), seconds=seconds, span_s=TICK_S, seen=lambda at: progress("trace", at / seconds))
-    warm_s = settled_s(scene)
+def _by_request(scene: Scene, trace: Trace, load: Load, seconds: float, progress: Progress) -> Outcome:
+    warm_s = max(settled_s(scene), min(_MOST_WARM_S, longest_s(scene, load.prompt, load.tokens)))
     story = play(
         scene,
         _warmed(scene, load, trace, warm_s),
@@ -143,10 +154,8 @@ def _by_request(scene: Scene, trace: Trace, seconds: float, progress: Progress) 
 def _warmed(scene: Scene, load: Load, trace: Trace, warm_s: float) -> Iterator[Arrival]:
     """The users of a trace, after as many as come at its beginning for so long: a guard that has just started has given
     rollouts no seat yet, and a fleet that runs has."""
-    first = load.rates[0]
-    yield from constant(
-        first, seconds=warm_s, prompt=round(load.prompt), tokens=round(load.tokens), seed=scene.seed + _OTHER_SEED
-    )
+    seed, prompt, tokens = scene.seed + _OTHER_SEED, round(load.prompt), round(load.tokens)
+    yield from constant(load.beginning, seconds=warm_s, prompt=prompt, tokens=tokens, seed=seed)
     for user in arrivals(trace(), seconds=load.seconds, seed=scene.seed):
         yield replace(user, time=warm_s + user.time)
 
@@ -172,8 +181,7 @@ def _day(scene: Scene, load: Load, push_every_s: float | None, progress: Progres
     return day
 
 
-def _by_replica(scene: Scene, trace: Trace, seconds: float, progress: Progress) -> Outcome:
-    load = load_of(trace(), seconds=seconds, span_s=TICK_S, seen=lambda at: progress("trace", at / seconds))
+def _by_replica(scene: Scene, load: Load, progress: Progress) -> Outcome:
     if scene.training is None:
         day = _day(scene, load, scene.push_every_s, progress)
         pushes = int(load.seconds // scene.push_every_s) if scene.push_every_s else 0
@@ -192,8 +200,7 @@ def _by_replica(scene: Scene, trace: Trace, seconds: float, progress: Progress) 
     )
 
 
-def _by_lending(scene: Scene, trace: Trace, seconds: float, progress: Progress) -> Outcome:
-    load = load_of(trace(), seconds=seconds, span_s=TICK_S, seen=lambda at: progress("trace", at / seconds))
+def _by_lending(scene: Scene, load: Load, progress: Progress) -> Outcome:
     every_s = scene.push_every_s if scene.training is None else scene.training.step_s
     lent = _lent(scene, every_s, progress)
     drawn = sketch(scene, prompt=load.prompt, tokens=load.tokens)

@@ -8,8 +8,10 @@ from deploy.simulation.engine_model import WorkShape
 from deploy.simulation.outcome import DAY_S, Outcome
 from deploy.simulation.scene import Scene
 from deploy.simulation.sweep import MARGIN, Choice, best
+from deploy.simulation.work import Training
 
 _DIGITS = 6
+_SETTINGS = ("engine", "harvest", "sharing", "lending", "slo", "autoscaling", "push")
 _SERIES = (
     "users",
     "inside",
@@ -65,9 +67,11 @@ def as_json(outcome: Outcome, scene: Scene, choices: Sequence[Choice] = ()) -> d
         **_figures(outcome),
         "series": {"span_s": outcome.parts.span_s} | {name: _rounded(outcome, name) for name in _SERIES},
         "engine": scene.model.model_dump(mode="json"),
+        "push_every_s": scene.push_every_s,
+        "training": _training(scene.training),
         "settings": {
-            name: getattr(scene.options, name).model_dump(mode="json")
-            for name in ("engine", "harvest", "sharing", "lending", "slo", "autoscaling")
+            **{name: getattr(scene.options, name).model_dump(mode="json") for name in _SETTINGS},
+            "limits": scene.options.gateway.limits.model_dump(mode="json"),
         },
     }
     if choices:
@@ -76,6 +80,13 @@ def as_json(outcome: Outcome, scene: Scene, choices: Sequence[Choice] = ()) -> d
             for c in choices
         ]
     return found
+
+
+def _training(training: Training | None) -> dict[str, Any] | None:
+    if training is None:
+        return None
+    rules = training.staleness.model_dump(mode="json")
+    return {"step_s": training.step_s, "batch_groups": training.batch_groups, "staleness": rules}
 
 
 def _figures(outcome: Outcome) -> dict[str, Any]:

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from deploy.simulation.live import Story, constant, play
-from deploy.simulation.parts import Array
+from deploy.simulation.parts import Array, Parts
 from deploy.simulation.scene import Scene
+from deploy.simulation.stay import longest_s
 from rollout.board import ReplicaRole
 from rollout.errors import ConfigError
 from services.config import AutoscalingConfig, FleetOptions
@@ -22,6 +23,9 @@ from services.config import AutoscalingConfig, FleetOptions
 _SHORTEST_S, _SECONDS, _MOST_SECONDS = 60.0, 240.0, 960.0
 _WARM_S = 30.0
 """Until engine and queue are in their stride."""
+_ANSWERS, _LONGEST_ANSWER_S = 2.0, 1800.0
+"""Answers, one after the other, that a load is simulated for at least: of the first of them users are still judged when
+it ends. And the longest one."""
 _STEPS = 5500.0
 """Of a full batch: an engine whose steps are short has met as much in less time than `_SECONDS`."""
 _FEWEST_USERS = 150.0
@@ -57,7 +61,7 @@ class Response:
     harvest_L: Array
     """Of rollouts, tokens."""
     attainment_L: Array
-    """Without users that of the lowest level that has some."""
+    """Where no user was judged that of the next level below that has some, or else of the lowest."""
 
     def attainment(self, parts_LP: npt.NDArray[np.int64]) -> Array:
         """Of each level, from these of its parts alone."""
@@ -90,15 +94,27 @@ def respond(
     in a fleet that lends; `seen` hears the share that is done."""
     alone = one_replica(scene, push_every_s)
     rates = levels(met, most=OVERLOAD * served_s(scene, prompt, tokens))
+    answer_s = _answer_s(scene, prompt, tokens)
     # so that the pause of every push in the time that counts does, too
-    warm_s = settled_s(alone, role) + scene.model.arrive_s + scene.model.pause_s
+    warm_s = max(settled_s(alone, role), answer_s) + scene.model.arrive_s + scene.model.pause_s
     stories: list[Story] = []
     for number, rate in enumerate(map(float, rates)):
-        seconds = seconds_at(alone, rate)
+        seconds = seconds_at(alone, rate, least=_ANSWERS * answer_s)
         users = constant(rate, seconds=warm_s + seconds, prompt=prompt, tokens=tokens, seed=scene.seed + number)
         stories.append(play(alone, users, seconds=seconds, span_s=seconds / _PARTS, warm_s=warm_s, role=role))
         seen((number + 1) / len(rates))
     return _response(rates, stories)
+
+
+def _answer_s(scene: Scene, prompt: int, tokens: int) -> float:
+    """At most. Raises ConfigError where a load would have to be simulated for hours to see answers end."""
+    if (seconds := longest_s(scene, prompt, tokens)) > _LONGEST_ANSWER_S:
+        raise ConfigError(
+            f"output_tokens={tokens} take up to {seconds:.0f} s beside fleet.engine.max_num_seqs="
+            f"{scene.options.engine.max_num_seqs}, more than the {_LONGEST_ANSWER_S:g} s that can be simulated so;"
+            " --way requests, if there are few replicas"
+        )
+    return seconds
 
 
 def settled_s(scene: Scene, role: ReplicaRole | None = None) -> float:
@@ -112,10 +128,10 @@ def settled_s(scene: Scene, role: ReplicaRole | None = None) -> float:
         return _WARM_S
     seconds = 1 / slo.increase_per_s + slo.window_s
     if seconds > _MOST_SECONDS:
-        least = 1 / (_MOST_SECONDS - slo.window_s)
+        least = round_up(1 / (_MOST_SECONDS - slo.window_s))
         raise ConfigError(
             f"fleet.slo.increase_per_s={slo.increase_per_s:g}: the guard has given all seats after {seconds:.0f} s,"
-            f" more than the {_MOST_SECONDS:g} s that are simulated before anything counts; raise it to {least:.2g}"
+            f" more than the {_MOST_SECONDS:g} s that are simulated before anything counts; raise it to {least:g}"
         )
     return max(_WARM_S, seconds)
 
@@ -144,11 +160,12 @@ def served_s(scene: Scene, prompt: float, tokens: float) -> float:
     return speed.capacity / speed.busy_s(tokens, prompt)
 
 
-def seconds_at(alone: Scene, rate: float) -> float:
-    """Whole multiples of the time between two pushes, as long as that is no longer than the longest."""
+def seconds_at(alone: Scene, rate: float, *, least: float = 0.0) -> float:
+    """At least `least` where users come. Whole multiples of the time between two pushes, as long as that is no longer
+    than the longest."""
     full_s = alone.model.step_s(alone.options.engine.max_num_seqs)
     shortest = min(_SECONDS, max(_SHORTEST_S, _STEPS * full_s))
-    seconds = min(_MOST_SECONDS, max(shortest, _FEWEST_USERS / rate)) if rate else shortest
+    seconds = max(least, min(_MOST_SECONDS, max(shortest, _FEWEST_USERS / rate))) if rate else shortest
     every_s = alone.push_every_s
     return seconds if every_s is None or every_s > _MOST_SECONDS else every_s * math.ceil(seconds / every_s)
 
@@ -174,8 +191,7 @@ def without_rollouts(options: FleetOptions) -> FleetOptions:
 
 def _response(rates: Array, stories: Sequence[Story]) -> Response:
     parts = [story.parts for story in stories]
-    came = [part for part in parts if part.attainment is not None]
-    felt = [part if part.attainment is not None else (came or parts)[0] for part in parts]
+    felt = _judged(parts)
     return Response(
         rates_L=rates,
         users_LP=np.array([p.users / p.span_s for p in felt]),
@@ -187,3 +203,24 @@ def _response(rates: Array, stories: Sequence[Story]) -> Response:
         rollouts_L=np.array([p.mean("rollouts") for p in parts]),
         limit_L=np.array([p.mean("limit") for p in parts]),
     )
+
+
+def _judged(parts_L: Sequence[Parts]) -> list[Parts]:
+    """Of each level, or where none of its users was judged of a level that tells of them: the next one below, since
+    more users are no better off."""
+    found = next((parts for parts in parts_L if parts.attainment is not None), parts_L[0])
+    judged: list[Parts] = []
+    for parts in parts_L:
+        found = parts if parts.attainment is not None else found
+        judged.append(found)
+    return judged
+
+
+def round_up(value: float, digits: int = 2) -> float:
+    """To so many digits.
+
+    >>> round_up(0.0011111), round_up(0.02), round_up(3.14159)
+    (0.0012, 0.02, 3.2)
+    """
+    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
+    return round(math.ceil(value / unit - 1e-9) * unit, 12)

@@ -1,5 +1,6 @@
 """How many replicas serve: the product's decision, and the time that a start takes."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -66,6 +67,23 @@ class Fleet:
             self.running -= max(0, -missing - len(self.starting))
             self.starting = self.starting[:kept]
         return self.running
+
+
+class Arrivals:
+    """Users a second as replicas count them, over the autoscaler's window."""
+
+    def __init__(self, window_s: float, tick_s: float) -> None:
+        self._rates = deque[float](maxlen=max(1, round(window_s / tick_s)))
+
+    def counted(self, rate: float) -> float:
+        """With one more tick of such a rate. Before the window is full it counts what it has.
+
+        >>> seen = Arrivals(30.0, 10.0)
+        >>> [seen.counted(rate) for rate in (3.0, 3.0, 6.0, 6.0, 6.0)]
+        [3.0, 3.0, 4.0, 5.0, 6.0]
+        """
+        self._rates.append(rate)
+        return sum(self._rates) / len(self._rates)
 
 
 def first_replicas(scaling: Scaling, needed: Sequence[int] | int) -> int:

@@ -9,7 +9,7 @@ CSV has the same names in its first line. A trace begins at midnight UTC; times 
 import csv
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,10 @@ _MOST_RATE = 1e9
 _OTHER_RATES = {"rps", "qps", "requests_per_second", "users_s", "rate_per_s"}
 """Names that a rate may have elsewhere: unheeded, each line would be one user."""
 _ROUNDING = 1e-9
+_ENOUGH, _LONGEST_S = 400, 300.0
+"""Single users over whose time a rate is taken, at least, and the longest time: ten of them are by chance fifteen."""
+_BEGINNING = (30, 0.1)
+"""Spans from which a trace's first rate is taken, and which share of all of them at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,19 +187,46 @@ class Load:
     def users(self) -> float:
         return sum(self.rates) * self.span_s
 
+    @property
+    def beginning(self) -> float:
+        """Users a second on average over the first five minutes, or the first tenth of less than an hour."""
+        spans, share = _BEGINNING
+        first = self.rates[: max(1, min(spans, int(share * len(self.rates))))]
+        return sum(first) / len(first)
+
 
 def load_of(lines: Iterable[Line], *, seconds: float, span_s: float, seen: Callable[[float], None]) -> Load:
-    """Add a trace up, up to `seconds`; `seen` hears how far it is. A rate's last point holds to the end."""
+    """Add a trace up, up to `seconds`; `seen` hears how far it is. A rate's last point holds to the end; single users
+    are counted over as long a time as says something of their rate."""
     counts = [0.0] * max(1, math.ceil(seconds / span_s - _ROUNDING))
-    prompt = tokens = 0.0
+    prompt = tokens = told = 0.0
+    single = False
     for start, stop, line in _spans(lines, seconds):
-        seen(min(stop, seconds))
+        if stop - told >= span_s:
+            seen(told := min(stop, seconds))
+        single = isinstance(line, Arrival)
         users = 1.0 if isinstance(line, Arrival) else line.rate * (stop - start)
         _spread(counts, span_s, start, stop, users)
         prompt, tokens = prompt + users * line.prompt, tokens + users * line.tokens
     total = sum(counts)
-    rates = tuple(count / span_s for count in counts)
+    rates = tuple(count / span_s for count in (evened(counts, span_s) if single else counts))
     return Load(span_s, rates, prompt / total if total else 1.0, tokens / total if total else 1.0)
+
+
+def evened(counts: Sequence[float], span_s: float) -> list[float]:
+    """Users of single spans as their mean over several: over the fewest in which there are enough to tell of a rate,
+    and at most five minutes.
+
+    >>> evened([500.0, 600.0, 0.0, 300.0, 300.0, 0.0], 10.0)
+    [500.0, 600.0, 200.0, 200.0, 200.0, 0.0]
+    """
+    found, block = list[float](), list[float]()
+    for count in counts:
+        block.append(count)
+        if sum(block) >= _ENOUGH or len(block) * span_s >= _LONGEST_S:
+            found += [sum(block) / len(block)] * len(block)
+            block = []
+    return found + [sum(block) / max(1, len(block))] * len(block)
 
 
 def _spans(lines: Iterable[Line], seconds: float) -> Iterator[tuple[float, float, Line]]:

@@ -78,6 +78,8 @@ class Work:
         self._source = random.Random(seed)
         self._returned: deque[Task] = deque()
         self._experience: deque[Task] = deque()
+        self._fit: list[Task] = []
+        """Judged, and waiting for a batch to be full: there is no new version before it is trained."""
         self._batch: list[Task] = []
         self._leased = 0
         self.version = 0
@@ -86,7 +88,7 @@ class Work:
     @property
     def in_flight(self) -> int:
         """Groups that are not at their end."""
-        return self._leased + len(self._returned) + len(self._experience) + len(self._batch)
+        return self._leased + len(self._returned) + len(self._experience) + len(self._fit) + len(self._batch)
 
     @property
     def room(self) -> int:
@@ -121,13 +123,12 @@ class Work:
         """Seconds of the training step that begins now; None while one runs or a batch is not full."""
         if self._training is None or self._batch:
             return None
-        while self._experience and len(self._batch) < self._training.batch_groups:
+        while self._experience and len(self._fit) < self._training.batch_groups:
             self._judge(self._experience.popleft(), self._training.staleness)
-        if len(self._batch) == self._training.batch_groups:
-            return self._training.step_s
-        self._experience.extendleft(reversed(self._batch))
-        self._batch = []
-        return None
+        if len(self._fit) < self._training.batch_groups:
+            return None
+        self._batch, self._fit = self._fit, []
+        return self._training.step_s
 
     def end_step(self) -> None:
         """The batch is trained; there is a new version."""
@@ -139,7 +140,7 @@ class Work:
         if is_stale([sample.version or 0 for sample in task.samples], self.version, rules):
             self.ledger.stale += 1
         else:
-            self._batch.append(task)
+            self._fit.append(task)
 
     def _fresh(self) -> Task:
         task = Task(self._source.randint(*self._shape.prompt_tokens))

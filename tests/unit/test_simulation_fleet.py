@@ -9,16 +9,17 @@ import pytest
 
 import deploy.simulation.outcome as outcome_module
 import deploy.simulation.response as response_module
-from deploy.simulation.day import TICK_S, Day, fleet_at_start
+from deploy.simulation.day import TICK_S, Day, fleet_at_start, rates_met
 from deploy.simulation.engine_model import EngineModel
 from deploy.simulation.learner import Learner
 from deploy.simulation.live import Story, play
-from deploy.simulation.outcome import Outcome, beside_users_alone, simulate, users_alone, way_for
+from deploy.simulation.outcome import Outcome, beside_users_alone, read_load, simulate, users_alone, way_for
+from deploy.simulation.parts import Parts
 from deploy.simulation.report import as_json, sweep_table, table
 from deploy.simulation.response import Response, levels, respond, served_s, settled_s
 from deploy.simulation.scene import Scene
 from deploy.simulation.sweep import best, choice, variants
-from deploy.simulation.trace import Load, RatePoint
+from deploy.simulation.trace import Arrival, Load, RatePoint
 from deploy.simulation.work import Training
 from rollout.errors import ConfigError
 from services.config import FleetOptions
@@ -306,3 +307,83 @@ def test_users_alone_gain_no_replica_from_the_budget_of_rollouts() -> None:
     assert day(one, 0.0).parts.replicas.max() > 1
     assert day(users_alone(one), 0.0).parts.replicas[-1] == pytest.approx(1)
     assert users_alone(one).options.autoscaling.max_replicas == 4
+
+
+def test_users_whose_answers_outlast_the_usual_time_of_a_load_are_judged_where_many_are_held() -> None:
+    """The first ones on an empty engine are faster than the 0.19 s that nobody is once it has filled."""
+    slow = EngineModel(decode_s=((1, 0.1), (64, 0.3)), drift=0.0)
+    settings = FleetOptions.model_validate({"engine": {"max_num_seqs": 64}, "harvest": {"max_seats": 0}})
+    one = Scene(slow, settings, 1000, None, None, SloConfig(tpot_s=0.19), 0)
+    found = respond(one, np.array([0.2]), push_every_s=None, prompt=8, tokens=800, seen=lambda _: None)
+    assert found.held_L[-1] > 28
+    assert found.attainment_L[-1] < 0.2
+    with pytest.raises(ConfigError, match=r"output_tokens=8000 take up to 2400 s beside fleet.engine.max_num_seqs=64"):
+        respond(one, np.array([0.2]), push_every_s=None, prompt=8, tokens=8000, seen=lambda _: None)
+
+
+def test_a_level_of_which_nobody_is_judged_is_no_better_than_the_one_below() -> None:
+    idle, some, crowded = Parts(10.0, 1), Parts(10.0, 1), Parts(10.0, 1)
+    some.users[0], some.inside[0] = 10.0, 4.0
+    assert [parts.attainment for parts in response_module._judged([idle, some, crowded])] == [0.4, 0.4, 0.4]
+    assert response_module._judged([idle]) == [idle]
+
+
+def test_a_burst_at_the_beginning_is_not_what_came_before_it() -> None:
+    crowd, later = (0.1 * number for number in range(20)), (30.0 * number for number in range(1, 20))
+    lines = [Arrival(time, 64, 48) for time in (*crowd, *later)]
+    one = scene(1, gateway={"limits": {"max_user_requests": 32}})
+    found = simulate(one, lambda: lines, seconds=600.0, way="requests", progress=lambda *_: None)
+    assert found.users == 39
+    assert found.refused == 0
+
+
+def test_the_autoscaler_hears_of_a_jump_over_its_window() -> None:
+    def running(window_s: float) -> int:
+        scaled = {"min_replicas": 1, "max_replicas": 1000, "rate_window_s": window_s, "downscale_delay_s": 600}
+        one = replace(scene(1000, autoscaling=scaled), model=EngineModel(start_s=0.0))
+        jump = Load(TICK_S, (100.0,) * 60 + (1000.0,) * 12, 100, 100)
+        return round(float((jump.rates[-1] / rates_met(one, jump))[-1]))
+
+    assert running(10.0) > 2 * running(600.0)
+
+
+def test_users_on_a_replica_that_is_stopped_are_cut_when_its_time_is_over() -> None:
+    lines = [RatePoint(0, 6.0, 64, 400), RatePoint(60, 0.2, 64, 400)]
+    scaled = {"min_replicas": 1, "max_replicas": 4, "rate_window_s": 5, "downscale_delay_s": 5}
+
+    def inside(drain_s: float) -> float:
+        one = scene(4, autoscaling=scaled | {"drain_s": drain_s}, harvest={"max_seats": 0})
+        patient = replace(one, promise=SloConfig(ttft_s=60.0))
+        found = simulate(patient, lambda: lines, seconds=180.0, way="requests", progress=lambda *_: None)
+        assert found.attainment is not None
+        return found.attainment
+
+    assert inside(600.0) == 1.0
+    assert inside(0.0) < 0.99
+
+
+def test_the_guard_is_told_of_a_pace_that_is_taken() -> None:
+    slow = {"increase_per_s": 0.001, "window_s": 60.0}
+    with pytest.raises(ConfigError, match="raise it to") as refused:
+        settled_s(scene(slo=PROMISE.model_dump() | slow))
+    least = float(str(refused.value).split()[-1])
+    assert settled_s(scene(slo=PROMISE.model_dump() | slow | {"increase_per_s": least})) <= 960.0
+
+
+def test_the_figures_say_what_was_asked() -> None:
+    trainer = Training(step_s=4.0, batch_groups=2, staleness=StalenessConfig(eta=1))
+    content = as_json(outcome("replicas"), replace(scene(2), training=trainer))
+    assert content["push_every_s"] == 60.0
+    assert content["training"]["batch_groups"] == 2
+    assert content["settings"]["push"]["rollouts"]
+    assert content["settings"]["limits"]["max_user_requests"] == 64
+
+
+def test_a_trace_that_was_added_up_is_not_read_again() -> None:
+    load = read_load(lambda: [RatePoint(0, 2.0, 64, 48)], seconds=60.0, progress=lambda *_: None)
+
+    def never() -> Any:
+        raise AssertionError
+
+    found = simulate(scene(), never, seconds=60.0, way="replicas", progress=lambda *_: None, load=load)
+    assert found.users == 120

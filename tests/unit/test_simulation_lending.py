@@ -28,7 +28,7 @@ from rollout.errors import ConfigError
 from services import lending_calendar
 from services.config import FleetOptions
 from services.forecast import Forecast
-from services.lending import Lending, Price, Situation, decide
+from services.lending import FULL, Lending, Price, Situation, decide
 from services.slo import SloConfig
 from trainer.config import StalenessConfig
 
@@ -47,7 +47,7 @@ RESPONSE = Response(
     harvest_L=np.zeros(9),
     attainment_L=ATTAINED,
 )
-LENT = Lent(tokens_s=500.0, seats=30.0)
+LENT = Lent(tokens_s=500.0, seats=30.0, peak=32.0)
 SWITCH_S = 40.0
 HOUR = 360
 """Ticks."""
@@ -240,7 +240,7 @@ def test_it_decides_as_the_product_does_step_by_step(steps: list[tuple[int, int]
     for wait, users in steps:
         now += wait
         roles.advance(now)
-        wished = lender.look(now, roles, users, Harvest(500.0, 32.0, 32))
+        wished = lender.look(now, roles, users, Harvest(500.0, 32.0, 32, 32.0))
         wall = FIRST_DAY + now
         at = datetime.fromtimestamp(wall, UTC)
         forecast.observe(now, users, wall=wall)
@@ -268,7 +268,7 @@ def test_until_when_replicas_can_be_lent_is_known_to_the_second() -> None:
     lender = Lender(scene(lending={"calendar": windows}).options.lending, switch=Price(500.0, SWITCH_S))
     roles = Roles(Pace(20.0, 20.0, 120.0, 60.0), 10)
     for now in (0.0, 1.0, 59.0, 1499.0, 1500.0):
-        lender.look(now, roles, 0, Harvest(500.0, 32.0, 32))
+        lender.look(now, roles, 0, Harvest(500.0, 32.0, 32, 32.0))
         assert lender.situation is not None
         at = datetime.fromtimestamp(FIRST_DAY, UTC) + timedelta(seconds=now)
         for count in (1, 4, 5):
@@ -279,12 +279,12 @@ def test_until_when_replicas_can_be_lent_is_known_to_the_second() -> None:
 def test_the_price_is_that_of_the_settings_until_it_is_measured() -> None:
     settings = scene(lending={"tokens_per_s": 50.0}).options.lending
     lender, roles = Lender(settings, switch=Price(500.0, 8.0, 1000.0)), Roles(Pace(4.0, 4.0, 120.0, 60.0), 10)
-    lender.look(0.0, roles, 0, Harvest(500.0, 32.0, 32))
+    lender.look(0.0, roles, 0, Harvest(500.0, 32.0, 32, 32.0))
     assert lender.price == Price(50.0, SWITCH_S)
     roles.follow(5, 0.0, held=0.0, stay_s=0.0)
     for second in range(1, 60):
         roles.advance(float(second))
-        lender.look(float(second), roles, 0, Harvest(500.0, 32.0, 32))
+        lender.look(float(second), roles, 0, Harvest(500.0, 32.0, 32, 32.0))
         if second == 40:
             roles.follow(4, 40.0, held=0.0, stay_s=0.0)
     assert lender.price.tokens_per_s == pytest.approx(500.0, rel=0.01)
@@ -344,3 +344,10 @@ def test_a_fleet_that_can_lend_none_and_a_way_that_cannot_are_refused() -> None:
         replace(scene(3, lending={"min_serving": 2}), replicas=2).check()
     with pytest.raises(ConfigError, match=r"--way requests does not simulate fleet.sharing\.mode=lend"):
         simulate(scene(3), list, seconds=60.0, way="requests", progress=lambda *_: None)
+
+
+def test_seats_that_pushes_empty_for_seconds_are_no_reason_to_lend_no_more() -> None:
+    slow = EngineModel(prefill_token_s=0.002)
+    one = replace(scene(3, push={"rollouts": "recompute"}), model=slow)
+    lent = lent_replica(one, push_every_s=20.0, seen=lambda _: None)
+    assert lent.seats < FULL * 32 <= lent.peak

@@ -1,6 +1,7 @@
 """Traces: what is read, what is refused with its line, and the users that come of it."""
 
 import os
+import random
 from itertools import pairwise
 from pathlib import Path
 
@@ -117,3 +118,16 @@ def test_the_example_is_a_day_with_a_night() -> None:
     assert points == list(day_curve(10.0, seed=1))
     night, noon = points[4 * 12].rate, max(point.rate for point in points)
     assert night < 0.1 * noon <= 1.0
+
+
+def test_single_users_tell_of_a_rate_and_not_of_chance() -> None:
+    source, at, users = random.Random(0), 0.0, list[Arrival]()
+    while (at := at + source.expovariate(0.45)) < 7200:
+        users.append(Arrival(at, 200, 600))
+    load = load_of(users, seconds=7200.0, span_s=10.0, seen=silent)
+    assert load.users == pytest.approx(len(users))
+    assert max(load.rates) < 1.4 * 0.45
+    crowd = [Arrival(600 + 0.01 * number, 200, 600) for number in range(1000)]
+    burst = load_of(sorted([*users, *crowd], key=lambda user: user.time), seconds=7200.0, span_s=10.0, seen=silent)
+    assert max(burst.rates) > 90  # a real one stays what it was
+    assert load_of([RatePoint(0, 0.45, 1, 1)], seconds=60.0, span_s=10.0, seen=silent).rates == (0.45,) * 6
