@@ -26,10 +26,13 @@ _TAKEN = {
     "max_cpu_loras": "",
     "lora_target_modules": "sharing.target_modules",
     "disable_log_stats": "",
+    "max_num_queued_reqs": "gateway.limits.max_user_requests",
+    "max_num_queued_tokens": "gateway.limits.max_user_requests",
 }
 """And the setting to use instead. "" is where Nightshift relies on its own value: users before rollouts and what they
 feel, logprobs of the distribution that sampled, pushes into the workers, adapters that stay until their last request
-ended, an engine's count of its steps."""
+ended, an engine's count of its steps. An engine's own queue limits make no difference between users and rollouts: each
+would be refused for the other's sake."""
 
 CLOSED: Mapping[str, object] = MappingProxyType(
     {

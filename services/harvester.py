@@ -141,8 +141,10 @@ class Harvester:
         await self._seats.wait_free()
         while len(self._held) >= _GROUPS_PER_SEAT * max(1, self._seats.capacity):
             self._ended.clear()
-            with suppress(TimeoutError):  # the guard may give more seats before a slow reward is there
-                await asyncio.wait_for(self._ended.wait(), _LOOK_S)
+            # the guard may give more seats before a slow reward is there; `wait_for` could lose the only cancellation
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._ended.wait()
             await self._seats.wait_free()
 
     async def _lease_one(self) -> bool:
@@ -359,6 +361,9 @@ class Harvester:
         for one in held:
             self._lose(one)
         await asyncio.gather(*(one.task for one in held), return_exceptions=True)
-        for queue in {id(q): q for q in (*self._fleet.queues(), *(h.queue for h in held))}.values():
-            with suppress(StoreUnavailable):
-                await queue.remove_consumer(self._replica)
+        queues = {id(queue): queue for queue in (*self._fleet.queues(), *(one.queue for one in held))}.values()
+        with suppress(TimeoutError):  # of Redis away: what comes after this needs none, and has little time
+            async with asyncio.timeout(_FAREWELL_S):
+                for queue in queues:
+                    with suppress(StoreUnavailable):
+                        await queue.remove_consumer(self._replica)

@@ -32,7 +32,7 @@ class Keeping:
         self._held: Kept | None = None
         """What was verified here last."""
         self.followed: str | None = None
-        """Run that was attached last, as far as this replica knows."""
+        """Run that was attached last and had a version, as far as this replica knows."""
 
     def hold(self, run: str, manifest: WeightManifest, artefact: Path) -> None:
         """This version was verified here."""

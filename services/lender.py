@@ -43,6 +43,9 @@ _HEARS_S = 5.0
 """In which a replica hears of its lending and says so."""
 _EMPTY = frozenset({ReplicaRole.ROLLOUT, ReplicaRole.RECLAIMING})
 _ABLE = frozenset({ReplicaState.HEALTHY, ReplicaState.STALE})
+_LENT_ABLE = _ABLE | {ReplicaState.SUSPECT}
+"""Of those that are lent: to call back an engine that stands still for a moment is a swap for nothing, which it may not
+live through."""
 
 _log = structlog.get_logger(__name__)
 
@@ -87,6 +90,7 @@ class Lender:
         """Of each replica, by the wall clock, which others read; when it was, by the one that does not go back."""
         self._changed_at: dict[str, float] = {}
         self._epoch = 0
+        self._wished_at = -math.inf
         self.decision = Lending()
         self.lent: frozenset[str] = frozenset()
 
@@ -120,7 +124,7 @@ class Lender:
         epoch = await self._wishes.lead(self._config.fleet, self._holder, ttl_s=_lead_s(self._lending.wish_s))
         if epoch is None:
             return
-        if epoch != self._epoch:
+        if epoch != self._epoch or now - self._wished_at > self._lending.wish_s:
             await self._take_over(now)
             self._epoch = epoch
         if not called and self._not_all_back(beats, now):
@@ -140,6 +144,7 @@ class Lender:
     async def _wish(self) -> None:
         wish = Wish(self._epoch, self.lent, dict(self._decided_at))
         await self._wishes.wish(self._config.fleet, wish, ttl_s=self._lending.wish_s)
+        self._wished_at = self._clock()
 
     def _not_all_back(self, beats: Sequence[Heartbeat], now: float) -> bool:
         """Whether lent ones are missing on a board that was away for longer than heartbeats last, and may come yet."""
@@ -150,7 +155,7 @@ class Lender:
         silent = self._heard.silent(beats, now)
         if unreached:  # whoever served has ended just now, or speaks again within a second
             silent = self._heard.doubt((beat.replica for beat in beats if beat.role is ReplicaRole.SERVING), now)
-        able = _able(beats)
+        able = _able(beats, self.lent)
         self._recall.seen(
             serves=any(_serves(beat, silent) for beat in able),
             returns=any(beat.role is not ReplicaRole.SERVING for beat in able),
@@ -158,15 +163,17 @@ class Lender:
         return silent
 
     async def _take_over(self, now: float) -> None:
-        """What an earlier leader lent stays lent, as long as its wish lasts and users can spare it."""
+        """What an earlier leader lent, or this one before it was cut off, stays lent as long as that wish lasts and
+        users can spare it; what has gone back since is lent by all rules alone."""
         wish = await self._wishes.wished(self._config.fleet) or Wish(0, frozenset())
         self.lent, self._decided_at = wish.lent, dict(wish.decided_at)
         self._changed_at = dict.fromkeys(wish.decided_at, now)
-        self.decision = Lending(len(wish.lent), changed_at=now if wish.lent else -math.inf)
+        went_back = self._wished_at > -math.inf
+        self.decision = Lending(len(wish.lent), changed_at=now if wish.lent or went_back else -math.inf)
 
     def _forget_gone(self, beats: Sequence[Heartbeat], now: float) -> None:
         """One that was lent and is gone was not called back: another in its place is a new decision, by all rules."""
-        held = sum(beat.replica in self.lent for beat in _able(beats))
+        held = sum(beat.replica in self.lent for beat in _able(beats, self.lent))
         if held < self.decision.lent:
             self.decision = Lending(held, changed_at=now)
 
@@ -271,14 +278,15 @@ def chosen(
     Of the lent ones first those stay whose recall costs most: a replica that is not emptied yet comes back at no cost,
     one that holds many samples has the most to compute again, one that an evaluation is held at would lose it.
     """
-    candidates = [beat for beat in _able(beats) if beat.replica in lent or _serves(beat, silent)]
+    candidates = [beat for beat in _able(beats, lent) if beat.replica in lent or _serves(beat, silent)]
     order = sorted(candidates, key=lambda beat: (beat.replica not in lent, *_worth_keeping(beat)))
     return frozenset(beat.replica for beat in order[:count])
 
 
-def _able(beats: Sequence[Heartbeat]) -> list[Heartbeat]:
+def _able(beats: Sequence[Heartbeat], lent: Collection[str]) -> list[Heartbeat]:
     """That serve, are lent, or are on their way between the two."""
-    return [beat for beat in beats if beat.state in _ABLE and beat.role not in {None, ReplicaRole.BROKEN}]
+    known = [beat for beat in beats if beat.role not in {None, ReplicaRole.BROKEN}]
+    return [beat for beat in known if beat.state in (_LENT_ABLE if beat.replica in lent else _ABLE)]
 
 
 def _counted(beats: Sequence[Heartbeat], lent: Collection[str], silent: Collection[str]) -> list[Heartbeat]:
@@ -286,7 +294,7 @@ def _counted(beats: Sequence[Heartbeat], lent: Collection[str], silent: Collecti
 
     Where nothing is heard of any of them it is the board that fails, and says nothing of one.
     """
-    able = _able(beats)
+    able = _able(beats, lent)
     if all(beat.replica in silent for beat in able):
         return able
     served = {beat.replica for beat in able if beat.role is ReplicaRole.SERVING and beat.replica not in lent}

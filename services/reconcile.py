@@ -157,14 +157,19 @@ class Reconciler:
         self.following, self._trusted, self._caught_up, self._target = True, verified, False, None
         self.run_name, self.version, self.detail = None, 0, "not compared with the current version yet"
 
-    def doubt(self) -> None:
-        """The engine was silent for a while: what it computes with a run's weights is checked again before they are fit
-        for rollouts, and before anything of theirs is handed in."""
+    def suspect(self) -> None:
+        """The engine is silent: nothing that it computed with a run's weights is handed in before `doubt` has them
+        checked."""
         if self.following and self._canary is not None:
-            self._doubted = True
             if self.unchecked is None:  # otherwise a version is being checked, whose tokens those in doubt would hide
                 self.unchecked = self.version
             self._settled.clear()
+
+    def doubt(self) -> None:
+        """The engine steps again after it was silent: what it computes with a run's weights is checked again before
+        they are fit for rollouts, and before anything of theirs is handed in."""
+        self.suspect()
+        self._doubted = self.following and self._canary is not None
 
     def _know(self, canary: Canary | None) -> None:
         """By which to check the weights in use, of which nothing is in doubt."""
@@ -205,13 +210,15 @@ class Reconciler:
             await self._check_again()
         run = self.attached = await self._board.attached_run(self._fleet)
         if run is None:
+            self.pin = None
             await self._go_on_without()
             return
-        self._keeping.followed = run
         await self._look_for_pin(run)
         # The pointer before the invitation: an epoch is opened before its version becomes current, so whoever sees a
         # new version also sees the invitation to it, and does not take the artefact in its stead.
         self._target = await self._board.current(run)
+        if self._target is not None:
+            self._keeping.followed = run
         if self.pinned is not None:
             self._in_step()
             return
@@ -219,7 +226,9 @@ class Reconciler:
         if invitation is not None and self._wanted(invitation, run):
             await self._join(invitation)
             self._target = await self._board.current(run)
-        if self._target is None or self._has(run, self._target.version):
+        if self._target is None:
+            await self._go_on_without()
+        elif self._has(run, self._target.version):
             self._in_step()
         elif not self._newest_token(run, self._target.fencing_token):
             self.detail = (
@@ -230,10 +239,10 @@ class Reconciler:
             await self._take_artefact(run, self._target)
 
     async def _go_on_without(self) -> None:
-        """A run: with what this replica has, or what others have that it had."""
+        """A run, or while one has published nothing: with what this replica has, or what others have that it had."""
         newer = await self._keeping.newer((self.run_name, self.version) if self._trusted else None)
-        self.pin, self._target = None, None if newer is None else newer.current
-        if newer is None:
+        self._target = None if newer is None else newer.current
+        if newer is None or self._has(newer.run, newer.current.version):
             self._in_step()
         elif self._tries_left(newer.run, newer.current.version, newer.current.digest):
             await self._take_artefact(newer.run, newer.current)
@@ -257,7 +266,8 @@ class Reconciler:
             _log.error("version_not_right_any_more", version=self.version, gap=gap, unscored=str(self._swap.unscored))
         if not (self._trusted or self._swap.unscored):
             self._on_untrusted(self.detail, self.version)
-        self._know(canary)
+        if self._trusted or not self._swap.unscored:  # one that was not answered is made again
+            self._know(canary)
         self.news.set()
 
     def _off(self, gap: float) -> str:
@@ -349,7 +359,7 @@ class Reconciler:
         key = (delivery.run, manifest.version, manifest.digest)
         self._settled.clear()
         self.unchecked = manifest.version
-        verified = unanswered = False
+        trusted, verified, unanswered = self._trusted, False, False
         try:
             self._on_coming(delivery.run)
             pause_s = await self._swap.load(directory, version=manifest.version, fallback=delivery.artefact)
@@ -357,7 +367,8 @@ class Reconciler:
             verified = self._conclude(delivery, pause_s, gap)
             unanswered = self._swap.unscored is not None and self._swap.unscored.late
         finally:
-            self._trusted = self._swap.conclude(verified=verified)
+            # what it goes back to where it can is as right as it was before
+            self._trusted = self._swap.conclude(verified=verified) and (verified or trusted)
             self._tries.ended(key, time.monotonic(), verified=verified, unanswered=unanswered)
             if not self._trusted:
                 self._on_untrusted(f"version {manifest.version} is not verified", manifest.version)

@@ -119,7 +119,8 @@ class _Worker:
         if process.stdout is None:
             raise RewardError("the reward process has no output")
         try:
-            line = await asyncio.wait_for(process.stdout.readline(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                line = await process.stdout.readline()
         except TimeoutError as error:
             _log.warning("reward_killed", what=what, timeout_s=timeout_s)
             raise RewardError(f"{what} took longer than timeout_s={timeout_s}") from error

@@ -118,6 +118,7 @@ class UserApi:
             raise self._unknown_model(body.model)
         if body.n is not None and body.n > self._limits.max_n:
             raise over_limit(400, "n", body.n, self._limits.max_n, _MAX_N)
+        _check_seeds(body)
         if asked is not None and asked > self._limits.max_tokens:
             raise over_limit(400, field, asked, self._limits.max_tokens, "gateway.limits.max_tokens")
         if body.response_format is not None:
@@ -187,6 +188,7 @@ _UPLOAD_S = 0.1
 """A body that takes longer comes from a client that is still sending it."""
 _MAX_N = "gateway.limits.max_n"
 _OPENAI_DEFAULT = 16
+_MAX_SEED = 2**63 - 1
 _FORMATS = ("text", "json_object", "json_schema")
 _TOOL_SETTINGS = ("enable_auto_tool_choice", "tool_call_parser")
 """vLLM's; Ray Serve LLM hands both to its frontend, which loads the parser of any tool choice only with both."""
@@ -207,6 +209,14 @@ def _check_format(response_format: Mapping[str, Any]) -> None:
     if (kind := response_format.get("type")) not in _FORMATS:
         message = f"response_format.type is {shown(kind)}; known are {', '.join(_FORMATS)}"
         raise ApiError(400, message, code="invalid_value", param="response_format")
+
+
+def _check_seeds(body: CompletionBody | ChatBody) -> None:
+    """Of several sequences each has a seed of its own, the next number; raises ApiError 400 where the last one is none
+    of the 64-bit integers that an engine keeps: it would end with it."""
+    if body.seed is not None and (last := body.seed + (body.n or 1) - 1) > _MAX_SEED:
+        message = f"seed: {body.seed} with n={body.n} needs seeds up to {last}, above {_MAX_SEED}"
+        raise ApiError(400, message, code="invalid_value", param="seed")
 
 
 def _check_candidates(body: CompletionBody) -> None:

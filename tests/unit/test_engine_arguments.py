@@ -38,6 +38,7 @@ def test_what_the_operator_tells_vllms_plugins_goes_with_what_the_scheduler_is_t
         ("scheduler_cls", "mine.Scheduler", "leave it out"),
         ("enable_lora", True, "sharing.mode"),
         ("max_cpu_loras", 1, "leave it out"),
+        ("max_num_queued_tokens", 8192, "use gateway.limits.max_user_requests"),
         ("worker_cls", "mine.Worker", "leave it out"),
         ("trust_remote_code", True, "code in the model's directory"),
         ("trust-remote-code", "true", "code in the model's directory"),

@@ -369,3 +369,14 @@ async def test_a_conversation_with_tool_calls_reaches_the_engine_as_it_is() -> N
     assert answer.status_code == 200, answer.text
     assert gateway.backend.bodies[0]["messages"] == messages
     assert gateway.backend.bodies[0]["cache_salt"] == "ours" * 32
+
+
+async def test_sequences_whose_seeds_an_engine_cannot_keep_are_refused() -> None:
+    gateway = kit()
+    async with connect(gateway) as http:
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            kept = await http.post(path, json=body(path, seed=2**63 - 2, n=2))
+            refused = await http.post(path, json=body(path, seed=2**63 - 1, n=2))
+            assert (kept.status_code, refused.status_code) == (200, 400)
+            assert refused.json()["error"]["param"] == "seed"
+            assert str(2**63) in refused.json()["error"]["message"]

@@ -92,8 +92,10 @@ async def test_one_that_a_later_run_did_not_reach_gives_its_weights_to_nobody(tm
     (stand,) = stands(tmp_path, 1)
     stand.publish(1)
     await stand.reconciler.step()
-    stand.board.run, stand.board.now = "later", None
-    await stand.reconciler.step()
+    stand.board.run = "later"
+    shutil.rmtree(stand.weights)  # its version 1 does not arrive
+    with pytest.raises(WeightsError):
+        await stand.reconciler.step()
     stand.board.run = None
     await stand.reconciler.step()
     assert stand.board.of_fleet is None
@@ -136,3 +138,17 @@ def test_only_a_later_version_of_the_same_run_and_model_takes_the_place_of_anoth
     for seen in (None, kept(2), kept(1), kept(3, run="other"), kept(3, model="/other")):
         assert not supersedes(seen, mine, "/model")
     assert supersedes(kept(1), None, "/model")
+
+
+async def test_a_run_that_ends_before_its_first_version_leaves_the_fleet_with_what_it_has(tmp_path: Path) -> None:
+    first, late = await ended(tmp_path, 2)
+    first.board.run, first.board.now = "later", None
+    for stand in (first, late, late):
+        await stand.reconciler.step()
+    assert in_use(first) == in_use(late) == ("run", 1, True), "while its workers start"
+    first.board.run = None
+    for stand in (first, late) * 2:
+        await stand.reconciler.step()
+    assert in_use(first) == in_use(late) == ("run", 1, True)
+    assert (first.engine.loads, late.engine.loads) == (1, 1)
+    assert first.board.of_fleet is not None

@@ -297,7 +297,7 @@ async def test_a_leader_that_finds_no_wish_begins_with_none_lent() -> None:
 async def test_a_replica_that_is_gone_is_not_counted() -> None:
     stand = await a_stand()
     assert await stand.pass_time(30) == 3
-    stand.board.replicas_alive = [beat("a"), beat("b", ReplicaRole.BROKEN), beat("c", state=ReplicaState.SUSPECT)]
+    stand.board.replicas_alive = [beat("a"), beat("b", ReplicaRole.BROKEN), beat("c", state=ReplicaState.DEAD)]
     assert await stand.pass_time(1) == 0
 
 
@@ -327,3 +327,32 @@ def test_those_that_are_lent_stay_so_and_the_dearest_to_call_back_stay_longest()
     lent = {"draining", "pinned", "busy", "idle"}
     order = [chosen(beats, lent, count) - chosen(beats, lent, count - 1) for count in range(1, 6)]
     assert order == [{"pinned"}, {"busy"}, {"idle"}, {"draining"}, {"serving"}]
+
+
+async def test_a_lent_one_whose_engine_stands_still_for_a_moment_stays_lent_and_none_is_lent_anew() -> None:
+    stand = await a_stand(calendar=[{"start": "00:00", "end": "12:00", "replicas": 1}])
+    assert await stand.pass_time(30) == 1
+    (lent,) = stand.lender.lent
+
+    def fleet(role: ReplicaRole) -> list[Heartbeat]:
+        others = (beat(name) for name in "abcd" if name != lent)
+        return [beat(lent, role, state=ReplicaState.SUSPECT), *others]
+
+    stand.board.replicas_alive = fleet(ReplicaRole.ROLLOUT)
+    assert await stand.pass_time(30) == 1
+    assert stand.lender.lent == {lent}
+    stand.users = 40
+    assert await stand.pass_time(1) == 0, "users need it"
+    stand.board.replicas_alive, stand.users = fleet(ReplicaRole.SERVING), 0
+    assert await stand.pass_time(120) == 1
+    assert lent not in stand.lender.lent
+
+
+async def test_what_went_back_while_the_gateway_was_cut_off_is_lent_by_all_rules_alone() -> None:
+    stand = await a_stand()
+    assert await stand.pass_time(30) == 3
+    async with stand.board_away():
+        stand.now += stand.config.lending.wish_s + 1
+    stand.wishes.now = None  # its time is over
+    assert await stand.pass_time(18) == 0, "within quiet_s"
+    assert await stand.pass_time(15) == 3
