@@ -121,6 +121,24 @@ def test_the_harvest_beside_the_oracle_is_that_in_turns_where_the_guard_kept_the
     assert "own cells" in _verdict({**cells, **no_oracle}, "guard at 50: harvest").name
 
 
+def test_where_not_even_one_seat_keeps_the_slo_the_guard_is_to_harvest_something_at_no_cost() -> None:
+    cells = {**_load(), **_constant(2, ["11111", "11110"], 50.0), **_constant(1, ["11111", "11110"], 30.0)}
+    assert _verdict(cells, "guard at 50: harvest").holds is None
+    users, guard, one = duel("50", 0)
+    assert (users.arm, one.seats) == (USERS, 1)
+
+    def again(*, alone: str, guarded: str, single: str, harvest: float = 20.0) -> Verdict:
+        turns = _record(users, [alone] * 2, [0.0] * 2) | _record(guard, [guarded] * 2, [harvest] * 2)
+        return _verdict({**cells, **turns, **_record(one, [single] * 2, [30.0] * 2)}, "guard at 50: harvest")
+
+    none = again(alone="11111", guarded="11111", single="11110")
+    assert (none.measured, none.holds, "a single seat" in none.name) == (20.0, True, True)
+    assert again(alone="11111", guarded="11111", single="11110", harvest=0.0).holds is False
+    assert again(alone="11111", guarded="11110", single="11110").holds is False
+    kept = again(alone="11110", guarded="11110", single="11110")  # the machine was slower for all of them
+    assert (kept.measured, kept.holds, "in turns" in kept.name) == (pytest.approx(20 / 30), False, True)
+
+
 def test_over_the_day_the_guard_is_to_beat_every_constant_that_keeps_the_slo() -> None:
     def day(*harvests: float) -> Verdict:
         cells = _record(Cell(USERS, DAY), ["11111"], [0.0]) | _record(Cell(GUARD, DAY), ["11111"], [100.0])

@@ -52,8 +52,10 @@ def cells(arms: Sequence[str], loads: Sequence[str]) -> list[Cell]:
 
 
 def duel(load: str, seats: int) -> list[Cell]:
-    """The guard beside the best constant of a load."""
-    return [Cell(GUARD, load, again=True), Cell(CONSTANT, load, seats, again=True)]
+    """The guard beside the best constant of a load; where none kept the SLO (0) beside a single seat, and users alone
+    too: that not even one may be held all the time is true of the same minutes alone."""
+    users = [] if seats else [Cell(USERS, load, again=True)]
+    return [*users, Cell(GUARD, load, again=True), Cell(CONSTANT, load, seats or 1, again=True)]
 
 
 def batches(cells: Sequence[Cell]) -> list[list[Cell]]:

@@ -85,9 +85,11 @@ def _at(cells: Mapping[str, Record], load: str) -> dict[str, Any]:
         constants = {each: constant_rounds(cells, load, each) for each in seats}
         found["oracle"] = _oracle(constants, users, guard)
         best = found["oracle"]["seats"]
-        again = [cells[cell.key] for cell in duel(load, best) if cell.key in cells]
-        if len(again) == 2:
-            found["in_turns"] = _in_turns(best, rounds(again[0]), rounds(again[1]), users)
+        again = duel(load, best)
+        if all(cell.key in cells for cell in again):
+            by_arm = {cell.arm: cells[cell.key] for cell in again}
+            turns = [rounds(by_arm[arm]) for arm in (GUARD, CONSTANT)]
+            found["in_turns"] = _in_turns(best or 1, *turns, by_arm.get(USERS, users))
     return found
 
 

@@ -104,7 +104,7 @@ class Run:
             say(f"{seats} rollouts {'keep' if kept else 'break'} the SLO at {load}")
             search = search.after(seats, kept=kept)
         best = self._figures.content["comparison"][load]["oracle"]["seats"]
-        if GUARD in self._plan.arms and best and (left := self._missing(duel(load, best))):
+        if GUARD in self._plan.arms and (left := self._missing(duel(load, best))):
             await self._batch(left)
 
     async def _keeps(self, load: str, seats: int) -> bool:

@@ -14,7 +14,7 @@ class Sweep:
     broke: int | None = None
     """Fewest that broke it."""
     width: int = 2
-    """`broke - kept` at which the search ends, or at `finest` of `kept`, where that is more."""
+    """`broke - kept` at which the search ends, or at `finest` of `kept`, where that is more; while none kept it 1."""
     finest: float = 0.2
     """By a fifth more seats rollouts harvest less than a fifth more, the less the more of them there are."""
 
@@ -25,9 +25,12 @@ class Sweep:
         (16, 24, None)
         >>> Sweep(32, kept=24).seats(), Sweep(32, kept=28).seats(), Sweep(32, kept=4, broke=8).seats()
         (28, None, 6)
+        >>> Sweep(32, broke=2).seats(), Sweep(32, broke=1).seats()
+        (1, None)
         """
         end = self.most + 1 if self.broke is None else self.broke
-        return (self.kept + end) // 2 if end - self.kept > max(self.width, self.finest * self.kept) else None
+        width = max(self.width, self.finest * self.kept) if self.kept else 1
+        return (self.kept + end) // 2 if end - self.kept > width else None
 
     def after(self, seats: int, *, kept: bool) -> "Sweep":
         """With the outcome of one measurement."""

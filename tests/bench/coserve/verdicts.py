@@ -45,6 +45,8 @@ def _lost(at: Mapping[str, Any], load: str) -> Verdict:
 
 
 def _beside_oracle(at: Mapping[str, Any], load: str) -> Verdict:
+    if _none_keeps(at):
+        return _alone(at, f"guard at {load}")
     share, kept, by = _share(at)
     name = f"guard at {load}: harvest beside the oracle's, {by}"
     return Verdict(name, share, f">= {ORACLE_SHARE:g}", None if share is None else share >= ORACLE_SHARE and kept)
@@ -52,6 +54,8 @@ def _beside_oracle(at: Mapping[str, Any], load: str) -> Verdict:
 
 def _over_the_day(at: Mapping[str, Any]) -> Verdict:
     """The least of all constants that keep the SLO; the best one's as `_share` has it."""
+    if _none_keeps(at):
+        return _alone(at, "guard over the day")
     share, kept, by = _share(at)
     oracle = at.get("oracle", {"constants": {}})
     others = [
@@ -75,6 +79,20 @@ def _share(at: Mapping[str, Any]) -> tuple[float | None, bool, str]:
     if GUARD not in at or "oracle" not in at:
         return None, False, "own cells"
     return at["oracle"]["guard_share"], at[GUARD]["within_margin"], "own cells"
+
+
+def _none_keeps(at: Mapping[str, Any]) -> bool:
+    """Whether every constant broke the SLO, and a single seat in turns with users alone too: the oracle is 0 seats."""
+    turns = at.get("in_turns")
+    return turns is not None and at["oracle"]["seats"] == 0 and not turns[CONSTANT]["keeps"]
+
+
+def _alone(at: Mapping[str, Any], name: str) -> Verdict:
+    """The oracle harvests nothing, so that all the guard does is more, if users do not pay for it."""
+    guard = at["in_turns"][GUARD]
+    harvest, kept = guard["harvested_tokens_s"], guard["keeps"] and at[GUARD]["within_margin"]
+    words = f"{name}: harvest, tokens/s, where a single seat all the time breaks the SLO, in turns"
+    return Verdict(words, harvest, "> 0", harvest > 0 and kept)
 
 
 def _arrival(cells: Mapping[str, Record]) -> Verdict:
