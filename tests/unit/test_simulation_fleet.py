@@ -314,8 +314,8 @@ def test_users_whose_answers_outlast_the_usual_time_of_a_load_are_judged_where_m
     slow = EngineModel(decode_s=((1, 0.1), (64, 0.3)), drift=0.0)
     settings = FleetOptions.model_validate({"engine": {"max_num_seqs": 64}, "harvest": {"max_seats": 0}})
     one = Scene(slow, settings, 1000, None, None, SloConfig(tpot_s=0.19), 0)
-    found = respond(one, np.array([0.2]), push_every_s=None, prompt=8, tokens=800, seen=lambda _: None)
-    assert found.held_L[-1] > 28
+    found = respond(one, np.array([0.24]), push_every_s=None, prompt=8, tokens=800, seen=lambda _: None)
+    assert found.held_L[-1] > 30
     assert found.attainment_L[-1] < 0.2
     with pytest.raises(ConfigError, match=r"output_tokens=8000 take up to 2400 s beside fleet.engine.max_num_seqs=64"):
         respond(one, np.array([0.2]), push_every_s=None, prompt=8, tokens=8000, seen=lambda _: None)
@@ -348,12 +348,13 @@ def test_the_autoscaler_hears_of_a_jump_over_its_window() -> None:
 
 
 def test_users_on_a_replica_that_is_stopped_are_cut_when_its_time_is_over() -> None:
-    lines = [RatePoint(0, 6.0, 64, 400), RatePoint(60, 0.2, 64, 400)]
+    lines = [RatePoint(0, 4.0, 64, 400), RatePoint(60, 0.2, 64, 400)]
     scaled = {"min_replicas": 1, "max_replicas": 4, "rate_window_s": 5, "downscale_delay_s": 5}
 
     def inside(drain_s: float) -> float:
-        one = scene(4, autoscaling=scaled | {"drain_s": drain_s}, harvest={"max_seats": 0})
-        patient = replace(one, promise=SloConfig(ttft_s=60.0))
+        roomy = {"limits": {"max_user_requests": 1000}}
+        one = scene(4, autoscaling=scaled | {"drain_s": drain_s}, harvest={"max_seats": 0}, gateway=roomy)
+        patient = replace(one, model=EngineModel(start_s=0.0), promise=SloConfig(ttft_s=60.0))
         found = simulate(patient, lambda: lines, seconds=180.0, way="requests", progress=lambda *_: None)
         assert found.attainment is not None
         return found.attainment

@@ -347,7 +347,7 @@ def test_a_fleet_that_can_lend_none_and_a_way_that_cannot_are_refused() -> None:
 
 
 def test_seats_that_pushes_empty_for_seconds_are_no_reason_to_lend_no_more() -> None:
-    slow = EngineModel(prefill_token_s=0.002)
+    slow = EngineModel(prefill_token_s=0.0008)
     one = replace(scene(3, push={"rollouts": "recompute"}), model=slow)
     lent = lent_replica(one, push_every_s=20.0, seen=lambda _: None)
     assert lent.seats < FULL * 32 <= lent.peak
