@@ -152,3 +152,21 @@ async def test_a_guard_that_rests_has_no_rollouts_and_forgets_nothing() -> None:
     look(keeper, engine, 600)  # a minute
     keeper.configure(HarvestConfig(), SLO)
     assert (keeper.headroom, keeper.limit) == learned
+
+
+async def test_what_was_disturbed_is_measured_again_after_a_calm_while() -> None:
+    quiet = Quiet(0.05, 0.01, 0.15, 3, 0.03)
+    readings = iter([(0, 0), (5, 100), (5, 100), (5, 200)])
+
+    async def look() -> Host:
+        return Host(0.0, 0.0, 0.2, 0.01)
+
+    assert quiet.again(0.02, 0.02)
+    await quiet.wait(look, lambda: Theft(lambda: next(readings)), calm_s=0.01)
+    assert (quiet.waited_s, quiet.disturbed) == (pytest.approx(0.02), False)
+    assert quiet.again(0.02, 0.02)
+    await quiet.wait(look, lambda: Theft(lambda: (0, 0)), calm_s=0.01)
+    assert quiet.waited_s == pytest.approx(0.03)
+    assert quiet.again(0.02, 0.02)
+    await quiet.wait(look, Theft, calm_s=0.01)  # patience is at its end
+    assert quiet.waited_s == pytest.approx(0.03)

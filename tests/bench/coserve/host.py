@@ -23,6 +23,8 @@ _PROBE_BYTES = 64 * 1024**2
 _PROBES = 4
 _AGAIN_S = 10.0
 """Between two looks at a host that is not quiet."""
+_CALM_S = 60.0
+"""In which it is to be quiet before what it disturbed is measured again: whoever disturbs does so for minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +162,24 @@ class Quiet:
     repeated: list[dict[str, float]] = field(default_factory=list)
     """What was taken of those that were."""
     waited_s: float = 0.0
+    disturbed: bool = False
+    """Whether what was measured last is to be measured again."""
 
-    async def wait(self, look: Callable[[], Awaitable[Host]] = probe, *, pause_s: float = _AGAIN_S) -> Host:
+    async def wait(
+        self,
+        look: Callable[[], Awaitable[Host]] = probe,
+        watch: Callable[[], Theft] = Theft,
+        *,
+        pause_s: float = _AGAIN_S,
+        calm_s: float = _CALM_S,
+    ) -> Host:
         """Returns the machine as it is when it is quiet, or when patience is at its end."""
+        while self.disturbed and self.waited_s < self.patience_s:
+            async with (theft := watch()).seen():
+                await asyncio.sleep(calm_s)
+            self.waited_s += calm_s
+            self.disturbed = self._taken(theft.share, theft.moment)
+        self.disturbed = False
         while (host := await look()).steal is not None and host.steal > self.before and self.waited_s < self.patience_s:
             await asyncio.sleep(pause_s)
             self.waited_s += pause_s
@@ -185,11 +202,13 @@ class Quiet:
 
     def again(self, share: float | None, moment: float | None) -> bool:
         """Whether a round of which so much was taken does not count."""
-        if share is None or moment is None or len(self.repeated) >= self.repeats:
+        if share is None or moment is None or len(self.repeated) >= self.repeats or not self._taken(share, moment):
             return False
-        if share <= self.steal and moment <= self.moment:
-            return False
+        self.disturbed = True
         self.repeated.append({"steal": share, "moment": moment})
         taken = f"{share:.2%} of the processors' time was taken, {moment:.0%} of its worst two seconds"
         say(f"once more, {len(self.repeated)} of at most {self.repeats}: {taken}")
         return True
+
+    def _taken(self, share: float | None, moment: float | None) -> bool:
+        return (share or 0.0) > self.steal or (moment or 0.0) > self.moment

@@ -58,15 +58,15 @@ class Plan:
     rollouts_s: float = 120.0
     steal_before: float = 0.05
     """Share of the processors that another guest may have in the second before a round, which waits otherwise."""
-    steal: float = 0.001
-    """The same of a round; one with more is measured again. Twelve ticks in a minute of two processors seem nothing,
-    but whoever takes them shares caches, memory or a core's other thread too. Hosts were seen that take three to eight
-    in every minute, busy or not, so less would have every round again."""
+    steal: float = 0.0004
+    """The same of a round; one with more is measured again, once it has been less for a while. Five ticks in a minute
+    of two processors seem nothing, but whoever takes them shares caches, memory or a core's other thread too: users'
+    steps were seen half as long again, for half an hour at a time."""
     steal_moment: float = 0.15
     """The same of any two seconds of it."""
     repeats: int = 20
     """Rounds of the whole run that may be. What users and rollouts felt in a round has no say in it."""
-    patience_s: float = 1800.0
+    patience_s: float = 3600.0
     """That the run may wait for a machine that has its processors."""
     push_every_s: float = 20.0
     push_rollouts: str = "keep"
@@ -83,6 +83,7 @@ QUICK = replace(
     confirm_s=60.0,
     rollouts_s=45.0,
     repeats=3,
+    patience_s=300.0,
 )
 """Within a quarter of an hour on two cores."""
 
@@ -98,5 +99,6 @@ PUSHES = replace(
     confirm_users=120,
     confirm_s=20.0,
     repeats=3,
+    patience_s=300.0,
 )
 """Of `make bench-push`: users at half of what is quickly found to be the capacity of two replicas, for nine pushes."""
