@@ -66,19 +66,17 @@ class Health:
         fit: Callable[[], bool],
         config: HealthConfig,
         changed: Callable[[], None],
-        silent: Callable[[], None] = lambda: None,
         recovered: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`fit` says whether the weights in use may generate rollouts; `silent` is called when the engine becomes
-        suspect, `recovered` when it takes a step then, before `fit` is asked again, and `changed` with every new
-        state."""
+        """`fit` says whether the weights in use may generate rollouts; `recovered` is called when a suspect engine
+        takes a step, before `fit` is asked again, and `changed` with every new state."""
         self._engine = engine
         self._weights = weights
         self._fit = fit
         self._config = config
         self._changed = changed
-        self._silent, self._recovered = silent, recovered
+        self._recovered = recovered
         self._clock = clock
         self._condition = Condition()
         self._probe: asyncio.Task[None] | None = None
@@ -102,8 +100,6 @@ class Health:
         if self._condition.state is not before.state:
             if (before.state, event) == (ReplicaState.SUSPECT, Event.ALIVE):
                 self._recovered()
-            if self._condition.state is ReplicaState.SUSPECT:
-                self._silent()
             _log.info("replica_state", before=before.state.value, after=self._condition.state.value, reason=reason)
             self._changed()
 

@@ -98,6 +98,8 @@ class Reconciler:
         self._target: CurrentVersion | None = None
         self._caught_up = False
         self._trusted, self._doubted = True, False
+        self._failed = False
+        """Whether the weights in use were checked again, and were not right."""
         self._canary: Canary | None = None
         """Of the version in use; None for the model as loaded."""
         self._settled, self._undisturbed = asyncio.Event(), asyncio.Event()
@@ -155,21 +157,17 @@ class Reconciler:
         """Follow the run again. `verified`: the engine holds the model as loaded, version 0, and it was checked."""
         self._know(None)
         self.following, self._trusted, self._caught_up, self._target = True, verified, False, None
+        self._failed = False
         self.run_name, self.version, self.detail = None, 0, "not compared with the current version yet"
 
-    def suspect(self) -> None:
-        """The engine is silent: nothing that it computed with a run's weights is handed in before `doubt` has them
-        checked."""
+    def doubt(self) -> None:
+        """The engine was silent for a while: what it computes with a run's weights is checked again before they are fit
+        for rollouts, and before anything of theirs is handed in."""
         if self.following and self._canary is not None:
+            self._doubted = True
             if self.unchecked is None:  # otherwise a version is being checked, whose tokens those in doubt would hide
                 self.unchecked = self.version
             self._settled.clear()
-
-    def doubt(self) -> None:
-        """The engine steps again after it was silent: what it computes with a run's weights is checked again before
-        they are fit for rollouts, and before anything of theirs is handed in."""
-        self.suspect()
-        self._doubted = self.following and self._canary is not None
 
     def _know(self, canary: Canary | None) -> None:
         """By which to check the weights in use, of which nothing is in doubt."""
@@ -266,8 +264,8 @@ class Reconciler:
             _log.error("version_not_right_any_more", version=self.version, gap=gap, unscored=str(self._swap.unscored))
         if not (self._trusted or self._swap.unscored):
             self._on_untrusted(self.detail, self.version)
-        if self._trusted or not self._swap.unscored:  # one that was not answered is made again
-            self._know(canary)
+        self._failed = not (self._trusted or self._swap.unscored)
+        self._know(canary)
         self.news.set()
 
     def _off(self, gap: float) -> str:
@@ -359,7 +357,7 @@ class Reconciler:
         key = (delivery.run, manifest.version, manifest.digest)
         self._settled.clear()
         self.unchecked = manifest.version
-        trusted, verified, unanswered = self._trusted, False, False
+        verified = unanswered = False
         try:
             self._on_coming(delivery.run)
             pause_s = await self._swap.load(directory, version=manifest.version, fallback=delivery.artefact)
@@ -367,8 +365,9 @@ class Reconciler:
             verified = self._conclude(delivery, pause_s, gap)
             unanswered = self._swap.unscored is not None and self._swap.unscored.late
         finally:
-            # what it goes back to where it can is as right as it was before
-            self._trusted = self._swap.conclude(verified=verified) and (verified or trusted)
+            # where it can go back to what it had, that may have failed its own check
+            self._trusted = self._swap.conclude(verified=verified) and (verified or not self._failed)
+            self._failed = self._failed and not verified
             self._tries.ended(key, time.monotonic(), verified=verified, unanswered=unanswered)
             if not self._trusted:
                 self._on_untrusted(f"version {manifest.version} is not verified", manifest.version)

@@ -119,7 +119,6 @@ class Replica:
             fit=lambda: self.reconciler.fit,
             config=config.health,
             changed=self.reconciler.news.set,
-            silent=self.reconciler.suspect,
             recovered=self.reconciler.doubt,
         )
         self.roles = self._role_loop(self._swap) if config.lends and isinstance(self._swap, WeightSwap) else None

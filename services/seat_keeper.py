@@ -267,10 +267,7 @@ class SeatKeeper:
         still = self._still_until()  # nobody's tokens came before, whoever held the cache
         waits = [now - max(user.arrived, still) for user in self._engine.users().values() if user.first is None]
         log, room = self._engine.step_log, self._room
-        # rollouts that begin wait too, behind users, and say nothing of a user whose prompt is long
-        known = log.waiting > self.seats.starting and (
-            min(log.waiting_steps, log.steps - self._made_room_at) >= _STEPS_TO_SEE
-        )
+        known = min(log.waiting_steps, log.steps - self._made_room_at) >= _STEPS_TO_SEE
         waited_s = max(waits, default=0.0) if known else 0.0
         self._room = next_room(room, held=self.seats.held, total=self._total, kv_usage=log.kv_usage, waited_s=waited_s)
         if self._room < room:

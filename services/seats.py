@@ -81,11 +81,6 @@ class Seats:
         return len(self._seated)
 
     @property
-    def starting(self) -> int:
-        """Samples with a seat that have no token of this time in it."""
-        return len(self._starting)
-
-    @property
     def waiting(self) -> int:
         return len(self._waiting)
 

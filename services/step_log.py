@@ -40,8 +40,6 @@ class StepLog:
         """Since the start, those that only read a part of a prompt too."""
         self.kv_usage = 0.0
         """Share of the KV cache in use."""
-        self.waiting = 0
-        """Requests that waited to be begun after the newest step."""
         self.waiting_steps = 0
         """Steps in a row, up to the newest, after which a request waited to be begun."""
         self._gaps: deque[_Gap] = deque(maxlen=_STEPS)
@@ -55,8 +53,8 @@ class StepLog:
             self.steps += 1
             self.kv_usage = float(scheduler_stats.kv_cache_usage)
             # vLLM counts those apart whose grammar, say, was not ready when they came, for as long as they wait
-            self.waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
-            self.waiting_steps = self.waiting_steps + 1 if self.waiting else 0
+            waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+            self.waiting_steps = self.waiting_steps + 1 if waiting else 0
         if iteration_stats is None:
             return
         for finished in iteration_stats.finished_requests:

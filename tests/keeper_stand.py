@@ -58,11 +58,8 @@ def look(keeper: SeatKeeper, engine: Engine, times: int = 1) -> None:
         keeper.look()
 
 
-def sat(keeper: SeatKeeper, count: int, *, started: bool = True) -> list[Ticket]:
-    tickets = [keeper.seats.ask(prefill=1) for _ in range(count)]
-    for ticket in tickets if started else ():
-        keeper.seats.started(ticket)
-    return tickets
+def sat(keeper: SeatKeeper, count: int) -> list[Ticket]:
+    return [keeper.seats.ask(prefill=1) for _ in range(count)]
 
 
 def work(keeper: SeatKeeper, engine: Engine, *, steps: int, seconds: float = 0.02) -> None:

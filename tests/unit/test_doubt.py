@@ -118,40 +118,6 @@ async def test_a_version_that_is_being_checked_stays_the_one_to_be_checked(
     assert (stand.reconciler.version, stand.reconciler.unchecked) == (2, None)
 
 
-async def test_nothing_is_handed_in_while_the_engine_is_silent(tmp_path: Path) -> None:
-    stand = await applied(tmp_path)
-    stand.reconciler.suspect()
-    assert (stand.reconciler.fit, stand.reconciler.unchecked, await settled(stand)) == (True, 1, False)
-    await stand.reconciler.step()
-    assert not await settled(stand), "it may compute nothing as yet"
-    stand.reconciler.doubt()
-    await stand.reconciler.step()
-    assert (stand.reconciler.fit, stand.reconciler.unchecked, await settled(stand)) == (True, None, True)
-    assert stand.engine.loads == 1
-
-
-async def test_a_check_without_an_answer_is_made_again_before_anything_is_handed_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stand = await applied(tmp_path)
-    score = stand.engine.score
-
-    async def refuse(token_ids: Sequence[int]) -> tuple[float, ...]:
-        raise RuntimeError("no answer")
-
-    monkeypatch.setattr(stand.engine, "score", refuse)
-    stand.board.run, stand.board.of_fleet = None, None  # nothing to deliver once more
-    monkeypatch.setattr(stand.reconciler._keeping, "_held", None)
-    stand.reconciler.doubt()
-    for _ in range(2):
-        await stand.reconciler.step()
-        assert (stand.reconciler.fit, stand.reconciler.unchecked, await settled(stand)) == (False, 1, False)
-    monkeypatch.setattr(stand.engine, "score", score)
-    await stand.reconciler.step()
-    assert (stand.reconciler.fit, stand.reconciler.unchecked, await settled(stand)) == (True, None, True)
-    assert (stand.engine.loads, stand.given_up) == (1, [])
-
-
 async def test_weights_that_failed_their_check_are_not_trusted_for_a_delivery_that_fails_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,3 +133,19 @@ async def test_weights_that_failed_their_check_are_not_trusted_for_a_delivery_th
         await stand.reconciler.step()
         assert not stand.reconciler.fit
     assert stand.given_up
+
+
+async def test_weights_whose_checks_got_no_answer_are_gone_on_with_where_they_still_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand = await applied(tmp_path)
+    monkeypatch.setattr(stand.reconciler._swap, "conclude", lambda *, verified: True)
+
+    async def refuse(token_ids: Sequence[int]) -> tuple[float, ...]:
+        raise RuntimeError("no answer")
+
+    monkeypatch.setattr(stand.engine, "score", refuse)
+    stand.reconciler.doubt()
+    for _ in range(2):
+        await stand.reconciler.step()
+    assert (stand.reconciler.fit, stand.given_up, await settled(stand)) == (True, [], True)

@@ -98,19 +98,6 @@ async def test_a_user_whose_prompt_is_being_computed_takes_no_room_of_the_cache(
     assert not any(t.wanted.done() for t in tickets)
 
 
-async def test_rollouts_that_begin_behind_a_long_prompt_are_not_taken_for_a_user_who_waits(engine: Engine) -> None:
-    keeper = keeper_of(engine, SloConfig())
-    tickets = [*sat(keeper, 10), *sat(keeper, 2, started=False)]
-    engine.requests = {"long": RequestTimes(engine.now - 5.0, None, None, 0)}
-    for _ in range(3):
-        step(engine, 0.2, waiting=2)
-        look(keeper, engine)
-    assert not any(t.wanted.done() for t in tickets)
-    step(engine, 0.2, waiting=3)
-    look(keeper, engine)
-    assert any(t.wanted.done() for t in tickets)
-
-
 async def test_users_whose_prompts_take_the_time_of_rollouts_take_as_many_of_their_seats(engine: Engine) -> None:
     keeper = keeper_of(engine)
     sat(keeper, TOTAL)
