@@ -194,7 +194,8 @@ class LendDay:
             of_seats = min(of_seats, most)
         allowed = self.learner.seats(max(1, self._roles.harvesting))
         if allowed is None or allowed >= lent.seats:
-            return Harvest(lent.tokens_s, lent.seats, of_seats, lent.peak)
+            peak = lent.peak if allowed is None else min(lent.peak, allowed)
+            return Harvest(lent.tokens_s, lent.seats, of_seats, peak)
         step_s = self._scene.model.step_s  # a smaller batch steps faster, so tokens sink less than seats
         share = min(1.0, allowed / lent.seats * step_s(lent.seats) / step_s(allowed)) if lent.seats else 0.0
         return Harvest(lent.tokens_s * share, allowed, of_seats, allowed)

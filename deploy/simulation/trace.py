@@ -222,6 +222,9 @@ def evened(counts: Sequence[float], span_s: float) -> list[float]:
     """
     found, block = list[float](), list[float]()
     for count in counts:
+        if block and count >= _ENOUGH:  # a crowd is no chance, and not what came before it
+            found += [sum(block) / len(block)] * len(block)
+            block = []
         block.append(count)
         if sum(block) >= _ENOUGH or len(block) * span_s >= _LONGEST_S:
             found += [sum(block) / len(block)] * len(block)

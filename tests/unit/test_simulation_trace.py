@@ -127,7 +127,7 @@ def test_single_users_tell_of_a_rate_and_not_of_chance() -> None:
     load = load_of(users, seconds=7200.0, span_s=10.0, seen=silent)
     assert load.users == pytest.approx(len(users))
     assert max(load.rates) < 1.4 * 0.45
-    crowd = [Arrival(600 + 0.01 * number, 200, 600) for number in range(1000)]
+    crowd = [Arrival(750 + 0.01 * number, 200, 600) for number in range(1000)]
     burst = load_of(sorted([*users, *crowd], key=lambda user: user.time), seconds=7200.0, span_s=10.0, seen=silent)
     assert max(burst.rates) > 90  # a real one stays what it was
     assert load_of([RatePoint(0, 0.45, 1, 1)], seconds=60.0, span_s=10.0, seen=silent).rates == (0.45,) * 6

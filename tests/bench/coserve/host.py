@@ -90,6 +90,13 @@ async def _on_every_core(work: Callable[[], float]) -> list[float]:
     return await asyncio.gather(*(asyncio.to_thread(work) for _ in range(os.cpu_count() or 1)))
 
 
+async def _work(seconds: float) -> None:
+    """Of all processors: of those that rest nobody takes anything."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        await _on_every_core(_digests)
+
+
 class Theft:
     """What another guest had while this is entered."""
 
@@ -176,7 +183,7 @@ class Quiet:
         """Returns the machine as it is when it is quiet, or when patience is at its end."""
         while self.disturbed and self.waited_s < self.patience_s:
             async with (theft := watch()).seen():
-                await asyncio.sleep(calm_s)
+                await _work(calm_s)
             self.waited_s += calm_s
             self.disturbed = self._taken(theft.share, theft.moment)
         self.disturbed = False
