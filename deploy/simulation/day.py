@@ -54,7 +54,7 @@ class Day:
         self._load = load
         self._response = response
         self._fleet = fleet_at_start(scene, load)
-        self._arrivals = Arrivals(scene.options.autoscaling.rate_window_s, TICK_S)
+        self._arrivals = Arrivals(scene.options.autoscaling.rate_window_s, TICK_S, load.beginning)
         self.learner = Learner(scene.training, scene.model.work)
         ticks = math.ceil(len(load.rates) / parts)
         self.parts = Parts(ticks * TICK_S, math.ceil(len(load.rates) / ticks))
@@ -162,7 +162,7 @@ def fleet_at_start(scene: Scene, load: Load) -> Fleet:
 def rates_met(scene: Scene, load: Load) -> Array:
     """Users a second that a replica meets, tick by tick, as the fleet follows them."""
     fleet = fleet_at_start(scene, load)
-    arrivals = Arrivals(scene.options.autoscaling.rate_window_s, TICK_S)
+    arrivals = Arrivals(scene.options.autoscaling.rate_window_s, TICK_S, load.beginning)
     found = []
     for number, rate in enumerate(load.rates):
         reported = figures(scene, load, Moment(rate, fleet.running), arrivals.counted(rate))

@@ -86,7 +86,7 @@ class LendDay:
         self._lender = Lender(settings, switch=Price(lent.tokens_s, switch_s, spilled)) if look_s else None
         self._roles = Roles(Pace(switch_s / 2, switch_s / 2, settings.drain_s, settings.rest_s), self._fleet.running)
         self._crowd = Crowd(seed=scene.seed)
-        self._arrivals = Arrivals(scene.options.autoscaling.rate_window_s, TICK_S)
+        self._arrivals = Arrivals(scene.options.autoscaling.rate_window_s, TICK_S, load.beginning)
         self._spilled_tokens = spilled * scene.model.prefill_token_s * lent.tokens_s
         """Not generated while those that were cut on a replica that is called back are prefilled elsewhere."""
         self._owed = 0.0

@@ -111,8 +111,8 @@ def _answer_s(scene: Scene, prompt: int, tokens: int) -> float:
     if (seconds := longest_s(scene, prompt, tokens)) > _LONGEST_ANSWER_S:
         raise ConfigError(
             f"output_tokens={tokens} take up to {seconds:.0f} s beside fleet.engine.max_num_seqs="
-            f"{scene.options.engine.max_num_seqs}, more than the {_LONGEST_ANSWER_S:g} s that can be simulated so;"
-            " --way requests, if there are few replicas"
+            f"{scene.options.engine.max_num_seqs}, more than the {_LONGEST_ANSWER_S:g} s that can be simulated so"
+            + ("" if scene.lends else "; --way requests, if there are few replicas")
         )
     return seconds
 
@@ -128,10 +128,10 @@ def settled_s(scene: Scene, role: ReplicaRole | None = None) -> float:
         return _WARM_S
     seconds = 1 / slo.increase_per_s + slo.window_s
     if seconds > _MOST_SECONDS:
-        least = round_up(1 / (_MOST_SECONDS - slo.window_s))
+        least = 1.01 / (_MOST_SECONDS - slo.window_s)  # so that it is enough as it is printed
         raise ConfigError(
             f"fleet.slo.increase_per_s={slo.increase_per_s:g}: the guard has given all seats after {seconds:.0f} s,"
-            f" more than the {_MOST_SECONDS:g} s that are simulated before anything counts; raise it to {least:g}"
+            f" more than the {_MOST_SECONDS:g} s that are simulated before anything counts; raise it to {least:.3g}"
         )
     return max(_WARM_S, seconds)
 
@@ -214,13 +214,3 @@ def _judged(parts_L: Sequence[Parts]) -> list[Parts]:
         found = parts if parts.attainment is not None else found
         judged.append(found)
     return judged
-
-
-def round_up(value: float, digits: int = 2) -> float:
-    """To so many digits.
-
-    >>> round_up(0.0011111), round_up(0.02), round_up(3.14159)
-    (0.0012, 0.02, 3.2)
-    """
-    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
-    return round(math.ceil(value / unit - 1e-9) * unit, 12)

@@ -70,17 +70,18 @@ class Fleet:
 
 
 class Arrivals:
-    """Users a second as replicas count them, over the autoscaler's window."""
+    """Users a second as replicas count them, over the autoscaler's window; so many came before the first tick."""
 
-    def __init__(self, window_s: float, tick_s: float) -> None:
-        self._rates = deque[float](maxlen=max(1, round(window_s / tick_s)))
+    def __init__(self, window_s: float, tick_s: float, before: float) -> None:
+        ticks = max(1, round(window_s / tick_s))
+        self._rates = deque([before] * ticks, maxlen=ticks)
 
     def counted(self, rate: float) -> float:
-        """With one more tick of such a rate. Before the window is full it counts what it has.
+        """With one more tick of such a rate.
 
-        >>> seen = Arrivals(30.0, 10.0)
-        >>> [seen.counted(rate) for rate in (3.0, 3.0, 6.0, 6.0, 6.0)]
-        [3.0, 3.0, 4.0, 5.0, 6.0]
+        >>> seen = Arrivals(30.0, 10.0, 3.0)
+        >>> [seen.counted(rate) for rate in (3.0, 6.0, 6.0, 6.0)]
+        [3.0, 4.0, 5.0, 6.0]
         """
         self._rates.append(rate)
         return sum(self._rates) / len(self._rates)

@@ -121,18 +121,26 @@ async def test_a_version_that_is_being_checked_stays_the_one_to_be_checked(
 async def test_weights_that_failed_their_check_are_not_trusted_for_a_delivery_that_fails_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the engine has the version before beside the new one, and goes on with it."""
+    """Where the engine has what was in use beside the new one, and goes on with it."""
+    stand = await applied(tmp_path)
+    monkeypatch.setattr(stand.reconciler._swap, "conclude", lambda *, verified: True)
+    stand.engine.right = False
+    stand.reconciler.doubt()
+    await stand.reconciler.step()
+    assert stand.engine.loads == 2, "and was delivered once more"
+    assert not stand.reconciler.fit
+    assert "checked again" in stand.given_up[0]
+
+
+async def test_a_new_version_that_fails_leaves_the_one_before_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stand = await applied(tmp_path)
     monkeypatch.setattr(stand.reconciler._swap, "conclude", lambda *, verified: True)
     stand.publish(2)
     stand.engine.right = False
     await stand.reconciler.step()
-    assert (stand.reconciler.version, stand.reconciler._trusted) == (1, True), "version 1 was right"
-    stand.reconciler.doubt()
-    for _ in range(2):
-        await stand.reconciler.step()
-        assert not stand.reconciler.fit
-    assert stand.given_up
+    assert (stand.reconciler.version, stand.reconciler.fit, stand.given_up) == (1, True, [])
 
 
 async def test_weights_whose_checks_got_no_answer_are_gone_on_with_where_they_still_are(

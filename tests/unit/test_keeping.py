@@ -1,6 +1,7 @@
 """What replicas go on with when their run has ended: all with the same."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,17 @@ async def test_a_run_that_ends_before_its_first_version_leaves_the_fleet_with_wh
     assert in_use(first) == in_use(late) == ("run", 1, True)
     assert (first.engine.loads, late.engine.loads) == (1, 1)
     assert first.board.of_fleet is not None
+
+
+async def test_one_that_a_later_run_did_not_reach_takes_nothing_again_that_it_has(tmp_path: Path) -> None:
+    first, _ = await ended(tmp_path, 2)
+    first.board.run, current = "later", first.board.now
+    assert current is not None
+    first.board.now = replace(current, directory=str(tmp_path / "gone"))
+    with pytest.raises(WeightsError):
+        await first.reconciler.step()
+    first.board.run = None
+    for _ in range(3):
+        await first.reconciler.step()
+    assert in_use(first) == ("run", 1, True)
+    assert first.engine.loads == 1

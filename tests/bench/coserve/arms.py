@@ -28,8 +28,8 @@ class Cell:
     seats: int | None = None
     """Of the arm `constant`."""
     again: bool = False
-    """The guard and the constant that a sweep found, measured once more in turns: what was measured an hour apart was
-    measured on two machines."""
+    """The guard and the constant that a sweep found (or users alone, the guard and a single seat), measured once more
+    in turns: what was measured an hour apart was measured on two machines."""
     more: bool = False
     """The rest of the load's rounds, of a constant that few users of the first ones stand against."""
 
@@ -52,8 +52,8 @@ def cells(arms: Sequence[str], loads: Sequence[str]) -> list[Cell]:
 
 
 def duel(load: str, seats: int) -> list[Cell]:
-    """The guard beside the best constant of a load; where none kept the SLO (0) beside a single seat, and users alone
-    too: that not even one may be held all the time is true of the same minutes alone."""
+    """The guard beside the best constant of a load. Where none kept the SLO (0): beside a single seat and users alone,
+    since what a seat costs is only known of the same minutes."""
     users = [] if seats else [Cell(USERS, load, again=True)]
     return [*users, Cell(GUARD, load, again=True), Cell(CONSTANT, load, seats or 1, again=True)]
 
