@@ -6,6 +6,7 @@ import pytest
 
 from rollout.errors import RewardError
 from rollout.types import GroupState, Purpose, RewardSpec
+from services import harvester
 from services.sample_run import sample_seed
 from tests.harvest_stand import Stand, request
 
@@ -355,3 +356,15 @@ def test_seeds_of_neighbouring_samples_are_unrelated_and_repeat() -> None:
     assert len(set(seeds)) == 400
     assert seeds[0] == sample_seed(0, 0)
     assert sample_seed(None, 3) is None
+
+
+async def test_a_queue_that_does_not_answer_keeps_nobody_from_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = Stand()
+
+    async def hangs(_: str) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(stand.queue, "remove_consumer", hangs)
+    monkeypatch.setattr(harvester, "_FAREWELL_S", 0.05)
+    async with asyncio.timeout(5), stand.running():
+        await asyncio.sleep(0.01)
