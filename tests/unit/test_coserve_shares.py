@@ -170,3 +170,12 @@ async def test_what_was_disturbed_is_measured_again_after_a_calm_while() -> None
     assert quiet.again(0.02, 0.02)
     await quiet.wait(look, Theft, calm_s=0.01)  # patience is at its end
     assert quiet.waited_s == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize(("usual", "kept", "lost"), [(0, 1, 2), (2, 4, 5)])
+async def test_a_round_may_lose_twice_what_others_take_of_its_host_at_any_time(
+    usual: int, kept: int, lost: int
+) -> None:
+    quiet, readings = Quiet(0.05, 0.01, 0.15, 3, 0.0), iter([(0, 0), (usual, 100)])
+    assert await quiet.settle(lambda: Theft(lambda: next(readings)), calm_s=0.01) == usual / 100
+    assert [quiet.again(percent / 100, 0.0) for percent in (kept, lost)] == [False, True]

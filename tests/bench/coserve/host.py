@@ -25,6 +25,9 @@ _AGAIN_S = 10.0
 """Between two looks at a host that is not quiet."""
 _CALM_S = 60.0
 """In which it is to be quiet before what it disturbed is measured again: whoever disturbs does so for minutes."""
+_USUAL = 2.0
+"""Times what others take anyway that a round may lose: rounds are held against each other, and against a capacity that
+was found on the same host, not against a quiet one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,7 @@ class Quiet:
     before: float
     """Most of the second before a round begins."""
     steal: float
-    """Most of a round that is kept."""
+    """Most of a round that is kept; more where others take more at any time."""
     moment: float
     """Most of any two seconds of it."""
     repeats: int
@@ -171,6 +174,16 @@ class Quiet:
     waited_s: float = 0.0
     disturbed: bool = False
     """Whether what was measured last is to be measured again."""
+
+    async def settle(self, watch: Callable[[], Theft] = Theft, *, calm_s: float = _CALM_S) -> float | None:
+        """Allows for what others take of this host at any time; returns that, None where the system does not say."""
+        async with (theft := watch()).seen():
+            await _work(calm_s)
+        self.allow(theft.share)
+        return theft.share
+
+    def allow(self, usual: float | None) -> None:
+        self.steal = max(self.steal, _USUAL * (usual or 0.0))
 
     async def wait(
         self,

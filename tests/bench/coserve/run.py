@@ -40,6 +40,7 @@ class Run:
         one.quiet.repeated = list(figures.content.get("repeated", []))
         one.quiet.waited_s = figures.content.get("waited_s", 0.0)
         self._compare()
+        await self._settle()
         await one.warm_up()
         if "slo" not in figures.content:
             await self._idle()
@@ -62,6 +63,15 @@ class Run:
     @property
     def _slo(self) -> Slo:
         return Slo(**self._figures.content["slo"])
+
+    async def _settle(self) -> None:
+        """Once a run: what goes on with it is held against what was measured by the first."""
+        quiet, content = self._one.quiet, self._figures.content
+        if "usual_steal" in content:
+            quiet.allow(content["usual_steal"])
+            return
+        self._figures.put(usual_steal=(usual := await quiet.settle()))
+        say(f"others take {usual or 0.0:.2%} of the processors' time: rounds with {quiet.steal:.2%} are measured again")
 
     async def _idle(self) -> None:
         say("users one at a time ...")
