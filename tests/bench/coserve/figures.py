@@ -27,7 +27,10 @@ _SAME = (
     *("first_warm_s", "prefill_chunk", "first_token_steps", "day_s", "day_peak", "push_every_s", "push_rollouts"),
 )
 """Of the plan: arms that were measured with others had other users, or other pushes beside them."""
-_KEPT = ("idle", "idle_again", "slo", "capacity", "copy_s", "push_bytes", "cells", "comparison", "repeated", "waited_s")
+_KEPT = (
+    *("idle", "idle_again", "slo", "capacity", "copy_s", "push_bytes", "cells", "comparison"),
+    *("usual_steal", "repeated", "waited_s"),
+)
 
 
 class Figures:
