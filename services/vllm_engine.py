@@ -34,6 +34,8 @@ USER_ADAPTER = 1
 _CUT_AGAIN_S = 0.005
 _ASK_S = 0.1
 """Between two questions to the workers, each of which is heard between two of their steps."""
+_REST_SHARE = 0.1
+"""Of the time in which weights are to be prepared, for rests beside users."""
 _LOOK_S = 0.005
 
 
@@ -177,7 +179,8 @@ class VllmEngine:
         self, directory: Path, *, refresh_tied_head: bool = True, within_s: float, wanted: Callable[[], bool]
     ) -> None:
         """Have the workers load a directory beside the weights in use, see `weights_ahead`."""
-        arguments = {"directory": str(directory), "refresh_tied_head": refresh_tied_head}
+        rest_s = _REST_SHARE * within_s if self.users() else 0.0
+        arguments = {"directory": str(directory), "refresh_tied_head": refresh_tied_head, "rest_s": rest_s}
         self._prepared, until, over = directory, time.monotonic() + within_s, False
         await self._client.collective_rpc("prepare_weights", kwargs=arguments)
         while not over:

@@ -2,8 +2,8 @@
 
 begin (a thread that gives way) -> over -> take: the two models change places
 
-The thread has a processor to itself where one is idle, and a small share of one where none is. The engine waits for it
-nowhere.
+The thread gives way to all that wants a processor, and rests between tensors, as long as that does not put the whole
+off for long. The engine waits for it nowhere.
 """
 
 import copy
@@ -26,6 +26,7 @@ from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs,
 from vllm.platforms import current_platform
 
 from services.background import give_way
+from services.breaks import Breaks
 
 _NOTHING = "nothing is prepared"
 _END_S = 10.0
@@ -74,8 +75,11 @@ class WeightsAhead:
         """Directory that is prepared, or is to be."""
         self._error = _NOTHING
 
-    def begin(self, model: torch.nn.Module, config: VllmConfig, directory: str, finish: Finish) -> None:
-        """Load `directory` beside `model`, then `finish` what was loaded; what was begun before is abandoned."""
+    def begin(
+        self, model: torch.nn.Module, config: VllmConfig, directory: str, finish: Finish, *, rest_s: float = 0.0
+    ) -> None:
+        """Load `directory` beside `model`, then `finish` what was loaded; what was begun before is abandoned. The work
+        may be put off by rests of `rest_s` in all."""
         self.abandon()
         self._wanted, self._error = directory, ahead_refusal(config)
         if not self._error and self._busy:
@@ -84,7 +88,10 @@ class WeightsAhead:
             self._own = self._own or model
             spare, self._spare = self._spare, None
             self._thread = threading.Thread(
-                target=self._load, args=(model, spare, config, directory, finish), daemon=True
+                target=self._load,
+                args=(model, spare, config, directory, finish),
+                kwargs={"rest_s": rest_s},
+                daemon=True,
             )
             self._thread.start()
 
@@ -133,13 +140,16 @@ class WeightsAhead:
         config: VllmConfig,
         directory: str,
         finish: Finish,
+        *,
+        rest_s: float,
     ) -> None:
         give_way()
+        breaks = Breaks(most_s=rest_s)
         try:
             spare = twin(model) if spare is None else spare
             with set_current_vllm_config(config):
                 try:
-                    weights = self._while_wanted(directory, _weights(config, directory, spare))
+                    weights = self._while_wanted(directory, breaks.between(_weights(config, directory, spare)))
                     reload_weights(config, spare, weights, None, True)
                 except Exception:
                     # layers that wait for weights would take the next version's for the rest of these

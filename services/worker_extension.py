@@ -53,10 +53,10 @@ class WorkerExtension:
             return repr(met)
         return ""
 
-    def prepare_weights(self, directory: str, refresh_tied_head: bool) -> None:
+    def prepare_weights(self, directory: str, refresh_tied_head: bool, rest_s: float = 0.0) -> None:
         """Begin to load a directory beside the weights in use; see `WeightsAhead`."""
         finish = _refresh_tied_head if refresh_tied_head else _nothing
-        _ahead.begin(self.model_runner.get_model(), self.vllm_config, directory, finish)
+        _ahead.begin(self.model_runner.get_model(), self.vllm_config, directory, finish, rest_s=rest_s)
 
     def prepared(self) -> tuple[bool, str]:
         """Whether the preparation is over, and why this worker has nothing to take then."""

@@ -1,0 +1,45 @@
+"""Rests between pieces of work that takes a processor, memory and the interpreter from who computes for users."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_REST = 3.0
+"""Times as long as the thread computed: it has a quarter of a processor then, and users' steps are hardly longer for a
+while instead of half as long again for a moment."""
+_PIECE_S = 0.002
+"""Computed before a rest is worth its wake-up."""
+
+
+class Breaks:
+    """Of one thread, which rests `most_s` in all and goes on without rests then: what it does has an end to reach."""
+
+    def __init__(
+        self,
+        *,
+        most_s: float,
+        computed: Callable[[], float] = time.thread_time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`computed` says how many seconds of a processor the thread has had."""
+        self._left_s = most_s
+        self._computed = computed
+        self._sleep = sleep
+        self._since = computed()
+
+    def between(self, pieces: Iterable[T]) -> Iterator[T]:
+        """The same pieces, with a rest after what was done with each."""
+        for piece in pieces:
+            yield piece
+            self._take()
+
+    def _take(self) -> None:
+        worked_s = self._computed() - self._since
+        if worked_s < _PIECE_S or self._left_s <= 0:
+            return
+        rest_s = min(_REST * worked_s, self._left_s)
+        self._left_s -= rest_s
+        self._sleep(rest_s)
+        self._since = self._computed()
