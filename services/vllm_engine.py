@@ -178,7 +178,8 @@ class VllmEngine:
     async def prepare(
         self, directory: Path, *, refresh_tied_head: bool = True, within_s: float, wanted: Callable[[], bool]
     ) -> None:
-        """Have the workers load a directory beside the weights in use, see `weights_ahead`."""
+        """Have the workers load a directory beside the weights in use, see `weights_ahead`; with rests where users are
+        in the engine as it begins."""
         rest_s = _REST_SHARE * within_s if self.users() else 0.0
         arguments = {"directory": str(directory), "refresh_tied_head": refresh_tied_head, "rest_s": rest_s}
         self._prepared, until, over = directory, time.monotonic() + within_s, False

@@ -172,10 +172,10 @@ async def test_what_was_disturbed_is_measured_again_after_a_calm_while() -> None
     assert quiet.waited_s == pytest.approx(0.03)
 
 
-@pytest.mark.parametrize(("usual", "kept", "lost"), [(0, 1, 2), (2, 4, 5)])
-async def test_a_round_may_lose_twice_what_others_take_of_its_host_at_any_time(
+@pytest.mark.parametrize(("usual", "kept", "lost"), [(0, 4, 5), (3, 6, 7), (60, 8, 9)])
+async def test_a_round_may_lose_twice_what_others_take_of_its_host_at_any_time_up_to_a_bound(
     usual: int, kept: int, lost: int
 ) -> None:
-    quiet, readings = Quiet(0.05, 0.01, 0.15, 3, 0.0), iter([(0, 0), (usual, 100)])
-    assert await quiet.settle(lambda: Theft(lambda: next(readings)), calm_s=0.01) == usual / 100
-    assert [quiet.again(percent / 100, 0.0) for percent in (kept, lost)] == [False, True]
+    quiet, readings = Quiet(0.05, 0.0004, 0.15, 3, 0.0), iter([(0, 0), (usual, 10_000)])
+    assert await quiet.settle(lambda: Theft(lambda: next(readings)), calm_s=0.01) == usual / 10_000
+    assert [quiet.again(ticks / 10_000, 0.0) for ticks in (kept, lost)] == [False, True]

@@ -1,4 +1,4 @@
-"""New weights every so often, as a trainer would push them, without a trainer's work on the same cores.
+"""New weights every so often, as a trainer would push them, without what it does before it sends on the same cores.
 
 Two sets of weights with their canaries are made before anything is measured. Each push names one of them as a new
 version and then takes the way of every push: artefact, epoch, broadcast, canary.

@@ -1,9 +1,11 @@
 """Engines that have no second model say why, and wait for none that is being made."""
 
 import copy
+import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from services import weights_ahead
+from services.breaks import Breaks
 from services.weights_ahead import WeightsAhead, ahead_refusal
 
 
@@ -122,3 +125,16 @@ def test_nobody_waits_for_a_preparation_that_hangs_and_the_next_but_one_is_taken
     assert runner.model is first
     ahead.put_back(runner)
     assert runner.model is first
+
+
+def test_a_preparation_rests_between_weights_as_long_as_it_may(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+    seconds = itertools.count(step=1.0)
+    monkeypatch.setattr(weights_ahead, "Breaks", partial(Breaks, computed=lambda: next(seconds), sleep=rests.append))
+    ahead, model = WeightsAhead(), torch.nn.Linear(1, 1)
+    slow.go_on.set()
+    for rest_s in (0.0, 4.0):
+        ahead.begin(model, config(), "a", lambda _: None, rest_s=rest_s)
+        while not ahead.over()[0]:
+            pass
+        assert sum(rests) == rest_s
