@@ -29,8 +29,8 @@ _USUAL = 2.0
 """Times what others take anyway that a round may lose: rounds are held against each other, and against a capacity that
 was found on the same host, not against a quiet one."""
 _LOOSEST = 0.0008
-"""However much others take: in rounds that lost more, 71 to 95 % of users without rollouts were inside the SLO, in those
-around them 99 %."""
+"""However much others take: in rounds that lost more, 71 to 95 % of users without rollouts were inside the SLO, and
+99 % in those around them."""
 
 
 @dataclass(frozen=True, slots=True)
