@@ -9,7 +9,7 @@ the steps do for its request meanwhile.
 """
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ _BELIEF = 10.0
 """Steps that what the idle engine says counts as."""
 _TYPICAL = 8.0
 """Sequences of a kind in them."""
+_WEIGHTS = np.array((_BELIEF, _BELIEF * _TYPICAL**2, _BELIEF * _TYPICAL**2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,10 @@ class StepCosts:
         self._part_s = 0.0
         self._part: NDArray[np.float64] = np.zeros(3)
         """Steps that are not taken in yet, and the sequences in all of them."""
+        self._learned: NDArray[np.float64] = np.zeros(3)
+        self._believed: NDArray[np.float64] = np.eye(3)
+        """A fit is what was learned and what is left of the belief: solved once a part, since costs are asked for at
+        every look."""
 
     def add(self, steps: Steps, users: float, rollouts: float) -> None:
         """So many sequences were in them, on average."""
@@ -67,6 +72,8 @@ class StepCosts:
         fade = math.exp(-seconds / _MEMORY_S)
         self._products = fade * self._products + np.outer(sequences, sequences) / sequences[0]
         self._sums = fade * self._sums + seconds * sequences / sequences[0]
+        solved = np.linalg.inv(self._products + np.diag(_WEIGHTS))
+        self._learned, self._believed = solved @ self._sums, solved * _WEIGHTS
 
     def found(self, expected: StepCost) -> StepCost:
         """Where `expected` is what the idle engine says; nothing costs less than no time.
@@ -80,6 +87,5 @@ class StepCosts:
         >>> [round(1000 * seconds, 1) for seconds in (found.alone_s, found.user_s, found.rollout_s)]
         [12.1, 3.0, 0.5]
         """
-        belief = np.diag((_BELIEF, _BELIEF * _TYPICAL**2, _BELIEF * _TYPICAL**2))
-        seconds = np.linalg.solve(self._products + belief, self._sums + belief @ np.array(astuple(expected)))
+        seconds = self._learned + self._believed @ (expected.alone_s, expected.user_s, expected.rollout_s)
         return StepCost(*(max(0.0, float(one)) for one in seconds))

@@ -12,6 +12,7 @@ is learned from the engine's steps (`services/step_cost.py`), and begins with wh
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from services.idle_speed import IdleSpeed
 from services.step_cost import StepCost, StepCosts, Steps
@@ -26,13 +27,25 @@ _LEAST_SHARE = 0.25
 users changes shows nothing of it."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A user who has all tokens."""
+
+    tokens: int
+    prompt: int
+    """Tokens of it that the cache did not have."""
+    prompt_s: float
+    """That it took beyond the step of its first token, which others have theirs in too."""
+    stay_s: float
+
+
 class UserWeight:
     """Of the newest users of one engine."""
 
     def __init__(self, idle: IdleSpeed, seats: int) -> None:
         self._idle = idle
         self._sequence_s = idle.sequence_s(seats)
-        self._ended: deque[RequestTimes] = deque(maxlen=_MEMORY)
+        self._ended: deque[_Ended] = deque(maxlen=_MEMORY)
         self._costs = StepCosts()
         self._expected = StepCost(max(0.0, idle.token_s - self._sequence_s), self._sequence_s, self._sequence_s)
         self._found = self._expected
@@ -58,13 +71,13 @@ class UserWeight:
         1.77
         4.33
         """
-        self._ended.extend(times for times in ended if times.tokens)
+        self._ended.extend(self._taken_down(times) for times in ended if times.tokens)
         if not self._ended:
             return
-        self.prompt = sum(times.prompt for times in self._ended) / len(self._ended)
-        self.stay_s = sum((times.last or times.arrived) - times.arrived for times in self._ended) / len(self._ended)
-        prompts_s = sum(self._prompt_s(times) for times in self._ended)
-        user_s = self._sequence_s + prompts_s / sum(times.tokens for times in self._ended)
+        self.prompt = sum(user.prompt for user in self._ended) / len(self._ended)
+        self.stay_s = sum(user.stay_s for user in self._ended) / len(self._ended)
+        prompts_s = sum(user.prompt_s for user in self._ended)
+        user_s = self._sequence_s + prompts_s / sum(user.tokens for user in self._ended)
         self._expected = StepCost(self._expected.alone_s, user_s, self._sequence_s)
         self._weigh()
 
@@ -79,7 +92,7 @@ class UserWeight:
         rollout_s = self.rollout_s
         self.value = min(_MOST, max(1.0, self._found.user_s / rollout_s)) if rollout_s > 0 else _MOST
 
-    def _prompt_s(self, times: RequestTimes) -> float:
-        """Beyond the step of its first token, which others have theirs in too."""
+    def _taken_down(self, times: RequestTimes) -> _Ended:
         idle = self._idle
-        return max(0.0, idle.first_token_s - idle.token_s) + idle.prompt_s(times.prompt)
+        prompt_s = max(0.0, idle.first_token_s - idle.token_s) + idle.prompt_s(times.prompt)
+        return _Ended(times.tokens, times.prompt, prompt_s, (times.last or times.arrived) - times.arrived)

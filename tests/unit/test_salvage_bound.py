@@ -23,6 +23,7 @@ class Generating:
         self._stepped = asyncio.Condition()
 
     async def run(self) -> None:
+        await self._stand.engine.started.wait()
         while True:
             await asyncio.sleep(STEP_S)
             self._stand.engine.step()
@@ -43,14 +44,14 @@ class Generating:
 async def generating(stand: Stand) -> AsyncIterator[Generating]:
     stand.engine.open.clear()
     engine = Generating(stand)
-    async with stand.running():
-        await stand.engine.started.wait()
-        task = asyncio.create_task(engine.run())
-        try:
+    task = asyncio.create_task(engine.run())  # until the harvester has stopped, whose last salvage may wait for steps
+    try:
+        async with stand.running():
+            await stand.engine.started.wait()
             yield engine
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def submitted(stand: Stand, groups: int, n: int = 2) -> list[str]:
@@ -94,6 +95,7 @@ async def test_what_trusted_weights_made_is_salvaged_while_others_are_checked() 
         assert engine.most <= MOST
         assert kept(stand, group) >= 2 * (100 - MOST)
         assert stand.harvester.tally.generated == 0, "nobody was held back"
+        stand.fleet.checked.set()
 
 
 async def test_samples_of_weights_whose_check_takes_long_are_held_back_and_then_go_on() -> None:

@@ -126,8 +126,17 @@ def outcome(way: Any, **options: Any) -> Outcome:
     return simulate(one, lambda: lines, seconds=seconds, way=way, progress=lambda *_: None)
 
 
-def test_both_ways_tell_of_the_same_fleet() -> None:
-    requests, replicas = outcome("requests"), outcome("replicas")
+@pytest.fixture(scope="module")
+def requests() -> Outcome:
+    return outcome("requests")
+
+
+@pytest.fixture(scope="module")
+def replicas() -> Outcome:
+    return outcome("replicas")
+
+
+def test_both_ways_tell_of_the_same_fleet(requests: Outcome, replicas: Outcome) -> None:
     assert replicas.tokens_per_day == pytest.approx(requests.tokens_per_day, rel=0.1)
     assert replicas.attainment == pytest.approx(requests.attainment, abs=0.05)
     assert replicas.users == pytest.approx(requests.users, rel=0.15)
@@ -255,16 +264,16 @@ def test_fewer_replicas_than_the_settings_least_are_refused() -> None:
         day(one, 0.0)
 
 
-def test_the_same_seed_writes_the_same_figures() -> None:
+def test_the_same_seed_writes_the_same_figures(requests: Outcome) -> None:
     one = scene(2)
-    first, again = (as_json(outcome("requests"), one) for _ in range(2))
+    first, again = (as_json(found, one) for found in (requests, outcome("requests")))
     assert first == again
     assert first["rollout_tokens_per_day"] > 0
 
 
-def test_the_table_says_what_was_asked() -> None:
+def test_the_table_says_what_was_asked(requests: Outcome) -> None:
     one = scene(2)
-    found = beside_users_alone(outcome("requests"), outcome("requests", harvest={"max_seats": 0}))
+    found = beside_users_alone(requests, outcome("requests", harvest={"max_seats": 0}))
     text = table(found, one)
     assert "rollout tokens a day" in text
     assert "inside TTFT 400 ms, TPOT 60 ms" in text
@@ -279,16 +288,15 @@ def test_the_settings_given_are_among_those_that_a_sweep_tries() -> None:
     assert {each.options.harvest.user_reserve for each in swept} == {0, 3, 4, 8}
 
 
-def test_a_sweep_chooses_the_most_tokens_that_users_do_not_pay_for() -> None:
+def test_a_sweep_chooses_the_most_tokens_that_users_do_not_pay_for(requests: Outcome) -> None:
     one = scene(2)
-    found = outcome("requests")
     choices = []
     for number, variant in enumerate(variants(one)):
-        parts = copy(found.parts)
-        parts.rollout_tokens = found.parts.rollout_tokens * (number + 1)
+        parts = copy(requests.parts)
+        parts.rollout_tokens = requests.parts.rollout_tokens * (number + 1)
         cost = 0.0 if number < 5 else 0.02
-        assert found.attainment is not None
-        choices.append(choice(variant, replace(found, parts=parts, attainment_alone=found.attainment + cost)))
+        assert requests.attainment is not None
+        choices.append(choice(variant, replace(requests, parts=parts, attainment_alone=requests.attainment + cost)))
     assert len(choices) == 12
     assert best(choices) is choices[4]
     assert sweep_table(choices).splitlines()[5].endswith("*")
@@ -371,9 +379,9 @@ def test_the_guard_is_told_of_a_pace_that_is_taken() -> None:
     assert settled_s(scene(slo=PROMISE.model_dump() | slow | {"increase_per_s": least})) <= 960.0
 
 
-def test_the_figures_say_what_was_asked() -> None:
+def test_the_figures_say_what_was_asked(replicas: Outcome) -> None:
     trainer = Training(step_s=4.0, batch_groups=2, staleness=StalenessConfig(eta=1))
-    content = as_json(outcome("replicas"), replace(scene(2), training=trainer))
+    content = as_json(replicas, replace(scene(2), training=trainer))
     assert content["push_every_s"] == 60.0
     assert content["training"]["batch_groups"] == 2
     assert content["settings"]["push"]["rollouts"]
