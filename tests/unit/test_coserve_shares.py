@@ -92,8 +92,17 @@ def test_what_another_guest_had_is_read_from_the_processors_counters(tmp_path: P
 
 def test_a_round_of_which_another_guest_took_much_is_measured_again_a_bounded_number_of_times() -> None:
     quiet = Quiet(0.05, 0.05, 0.15, 2, 0.0)
-    shares = [(None, None), (0.05, 0.1), (0.06, 0.1), (0.0, 0.0), (0.01, 0.2), (0.3, 0.3)]
+    shares = [(None, None), (0.05, 0.1), (0.06, 0.1), (0.0, 0.0), (0.01, 0.31), (0.3, 0.3)]
     assert [quiet.again(*share) for share in shares] == [False, False, True, False, True, False]
+
+
+def test_the_fewer_repeats_are_left_the_more_a_round_must_have_lost() -> None:
+    quiet = Quiet(0.05, 0.01, 0.15, 4, 0.0)
+    lost = [0.011, 0.013, 0.014, 0.019, 0.021, 0.039, 0.041, 1.0]
+    assert [quiet.again(share, 0.0) for share in lost] == [True, False, True, False, True, False, True, False]
+    resumed = Quiet(0.05, 0.01, 0.15, 4, 0.0, repeated=list(quiet.repeated))
+    assert resumed.again(0.011, 0.0), "what an earlier call repeated costs this one nothing"
+    assert len(resumed.repeated) == 5
 
 
 async def test_the_moment_that_another_guest_had_most_of_is_found_in_a_quiet_round() -> None:
@@ -155,7 +164,7 @@ async def test_a_guard_that_rests_has_no_rollouts_and_forgets_nothing() -> None:
 
 
 async def test_what_was_disturbed_is_measured_again_after_a_calm_while() -> None:
-    quiet = Quiet(0.05, 0.01, 0.15, 3, 0.03)
+    quiet = Quiet(0.05, 0.01, 0.15, 30, 0.03)
     readings = iter([(0, 0), (5, 100), (5, 100), (5, 200)])
 
     async def look() -> Host:

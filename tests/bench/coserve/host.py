@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import math
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -169,11 +170,13 @@ class Quiet:
     moment: float
     """Most of any two seconds of it."""
     repeats: int
-    """Rounds that may be measured again."""
+    """Rounds that may be measured again by one call: the fewer are left, the more a round must have lost to be."""
     patience_s: float
     """That may be waited in all."""
     repeated: list[dict[str, float]] = field(default_factory=list)
-    """What was taken of those that were."""
+    """What was taken of those that were, in the calls before too."""
+    used: int = 0
+    """Of `repeats`."""
     waited_s: float = 0.0
     disturbed: bool = False
     """Whether what was measured last is to be measured again."""
@@ -226,13 +229,16 @@ class Quiet:
 
     def again(self, share: float | None, moment: float | None) -> bool:
         """Whether a round of which so much was taken does not count."""
-        if share is None or moment is None or len(self.repeated) >= self.repeats or not self._taken(share, moment):
+        if share is None or moment is None or not self._taken(share, moment):
             return False
         self.disturbed = True
+        self.used += 1
         self.repeated.append({"steal": share, "moment": moment})
         taken = f"{share:.2%} of the processors' time was taken, {moment:.0%} of its worst two seconds"
-        say(f"once more, {len(self.repeated)} of at most {self.repeats}: {taken}")
+        say(f"once more, {self.used} of at most {self.repeats}: {taken}")
         return True
 
     def _taken(self, share: float | None, moment: float | None) -> bool:
-        return (share or 0.0) > self.steal or (moment or 0.0) > self.moment
+        left = self.repeats - self.used
+        dear = self.repeats / left if left else math.inf
+        return (share or 0.0) > dear * self.steal or (moment or 0.0) > dear * self.moment

@@ -27,7 +27,8 @@ DEFINITIONS: Mapping[str, str] = {
     "in turns": "the guard and that constant once more, in turns, in the first plan.sweep_rounds rounds",
     "steal": "share of the processors' time that another guest of the same host had; rounds with more than plan.steal "
     "and than twice what it was in a busy minute at the start (usual_steal; at most 0.08 %), or than "
-    "plan.steal_moment in any two seconds, are measured again, plan.repeats of the run at most",
+    "plan.steal_moment in any two seconds, are measured again, plan.repeats of a call at most; both bars are "
+    "multiplied by plan.repeats / those left",
     "not_delivered": "tokens by the engine's own counter less those of users, of canaries, of groups that came to "
     "their end and of what the queue keeps of the others, more than before, by its own records (and with the one that "
     "an engine at rest makes every ten seconds to prove that it lives)",

@@ -26,7 +26,8 @@ DEFINITIONS = {
     "reclaim": "seconds from the decision to call a replica back until it has done each part; first_token is a user's, "
     "and without_first_token counts the reclaims to which none came, which have no say in its percentiles",
     "steal": "share of the processors' time that another guest of the same host had; what met more than plan.steal, or "
-    "than plan.steal_moment in any two seconds, is measured again, plan.repeats of the run at most",
+    "than plan.steal_moment in any two seconds, is measured again, plan.repeats of a call at most; both bars are "
+    "multiplied by plan.repeats / those left",
 }
 _PARTS = 48
 _BLOCK_S = 10.0
