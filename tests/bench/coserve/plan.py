@@ -65,8 +65,8 @@ class Plan:
     steal_moment: float = 0.15
     """The same of any two seconds of it."""
     repeats: int = 20
-    """Rounds that may be, of one call; the fewer are left, the more they must have lost. What users and rollouts felt in
-    a round has no say in it."""
+    """Rounds that may be, of one call; the fewer are left, the more they must have lost. What users and rollouts felt
+    in a round has no say in it."""
     patience_s: float = 3600.0
     """That the run may wait for a machine that has its processors."""
     push_every_s: float = 20.0
