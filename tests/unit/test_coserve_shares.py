@@ -1,6 +1,7 @@
 """What the harvest is worth, whom it is compared with, and how sure that is."""
 
 import random
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,17 @@ async def test_what_was_disturbed_is_measured_again_after_a_calm_while() -> None
     assert quiet.again(0.02, 0.02)
     await quiet.wait(look, Theft, calm_s=0.01)  # patience is at its end
     assert quiet.waited_s == pytest.approx(0.03)
+
+
+async def test_a_host_that_is_not_quieter_for_minutes_is_measured_as_it_is() -> None:
+    quiet, taken = Quiet(0.05, 0.01, 0.15, 30, 60.0), count(0, 5)
+
+    async def look() -> Host:
+        return Host(0.0, 0.0, 0.2, 0.01)
+
+    assert quiet.again(0.02, 0.02)
+    await quiet.wait(look, lambda: Theft(lambda: ((stolen := next(taken)), 20 * stolen)), calm_s=0.01)
+    assert (quiet.waited_s, quiet.disturbed) == (pytest.approx(0.03), False)
 
 
 @pytest.mark.parametrize(("usual", "kept", "lost"), [(0, 4, 5), (3, 6, 7), (60, 8, 9)])

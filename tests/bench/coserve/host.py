@@ -26,6 +26,8 @@ _AGAIN_S = 10.0
 """Between two looks at a host that is not quiet."""
 _CALM_S = 60.0
 """In which it is to be quiet before what it disturbed is measured again: whoever disturbs does so for minutes."""
+_CALM_TRIES = 3
+"""Such minutes in a row: a host that is no quieter for longer is the one that there is."""
 _USUAL = 2.0
 """Times what others take anyway that a round may lose: rounds are held against each other, and against a capacity that
 was found on the same host, not against a quiet one."""
@@ -201,7 +203,9 @@ class Quiet:
         calm_s: float = _CALM_S,
     ) -> Host:
         """Returns the machine as it is when it is quiet, or when patience is at its end."""
-        while self.disturbed and self.waited_s < self.patience_s:
+        for _ in range(_CALM_TRIES):
+            if not self.disturbed or self.waited_s >= self.patience_s:
+                break
             async with (theft := watch()).seen():
                 await _work(calm_s)
             self.waited_s += calm_s
