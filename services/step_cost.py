@@ -24,6 +24,7 @@ _BELIEF = 10.0
 _TYPICAL = 8.0
 """Sequences of a kind in them."""
 _WEIGHTS = np.array((_BELIEF, _BELIEF * _TYPICAL**2, _BELIEF * _TYPICAL**2))
+"""(3,): how firmly each of a `StepCost`'s seconds is believed, the ridge of the fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ class StepCosts:
         """Steps that are not taken in yet, and the sequences in all of them."""
         self._learned: NDArray[np.float64] = np.zeros(3)
         self._believed: NDArray[np.float64] = np.eye(3)
-        """A fit is what was learned and what is left of the belief: solved once a part, since costs are asked for at
-        every look."""
+        """(3,) and (3, 3): a fit is the first and, of what is believed, the second's share. Solved for once a part,
+        since costs are asked for at every look."""
 
     def add(self, steps: Steps, users: float, rollouts: float) -> None:
         """So many sequences were in them, on average."""

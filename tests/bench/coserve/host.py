@@ -202,7 +202,8 @@ class Quiet:
         pause_s: float = _AGAIN_S,
         calm_s: float = _CALM_S,
     ) -> Host:
-        """Returns the machine as it is when it is quiet, or when patience is at its end."""
+        """Returns the machine as it is when it is quiet, after three minutes in which it was not, or when patience is
+        at its end."""
         for _ in range(_CALM_TRIES):
             if not self.disturbed or self.waited_s >= self.patience_s:
                 break
