@@ -212,9 +212,10 @@ def harvests(beat: Heartbeat) -> bool:
 
 
 async def both_serve(fleet: RunningFleet, pusher: Killer) -> list[str]:
-    """The two replicas, once a crowd of users has both."""
+    """The two replicas, once a crowd of users has both: what serves is known to those who send users there only later,
+    and as many readers in one replica are more than the other could take."""
     with users(fleet, "assistant", count=24, pause_s=0):
-        beats = await healthy(pusher, lambda beat: beat.role is ReplicaRole.SERVING, count=2)
+        beats = await healthy(pusher, lambda b: b.role is ReplicaRole.SERVING and b.seats_users > 0, count=2)
     both = [beat.replica for beat in beats]
     await healthy(pusher, lambda beat: beat.replica in both and beat.seats_users == 0, count=2)
     return both
