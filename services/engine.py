@@ -67,6 +67,11 @@ class EngineServer(LLMServer):  # type: ignore[misc]
         self._replica = Replica(self._fleet, engine, store, rewards)
         await self._replica.start()
 
+    async def _start_engine(self) -> None:
+        """Without Ray Serve LLM's report to an actor that it starts for that and that imports vLLM: the first replica of
+        a cluster would wait for it, and half a GB would stay."""
+        await self.engine.start()
+
     async def reconfigure(self, user_config: dict[str, dict[str, Any]]) -> None:
         """Serve's `user_config`: what differs from the settings the fleet was built with, without a restart."""
         if self._replica is not None:

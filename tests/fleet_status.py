@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 
 from rollout.client import RolloutClient
+from tests.plain_http import DIRECT
 from tests.running_fleet import START_S, RunningFleet
 
 _BUSY_S = 30.0
@@ -17,7 +18,7 @@ def replicas(fleet: RunningFleet) -> list[dict[str, Any]]:
     headers = {"Authorization": f"Bearer {fleet.tokens.admin}"}
     deadline = time.monotonic() + _BUSY_S
     while True:
-        answer = httpx.get(f"{fleet.url}/v1/status", headers=headers, timeout=30, trust_env=False)
+        answer = httpx.get(f"{fleet.url}/v1/status", headers=headers, timeout=30, **DIRECT)
         if answer.status_code != 503 or time.monotonic() > deadline:
             assert answer.status_code == 200, answer.text
             return list(answer.json()["replicas"])
@@ -38,7 +39,7 @@ def healthy_replica(fleet: RunningFleet, *, besides: set[str]) -> dict[str, Any]
 def status_of_a_users_request(fleet: RunningFleet) -> int:
     headers = {"Authorization": f"Bearer {fleet.tokens.user}"}
     body = {"prompt": "abc", "max_tokens": 4}
-    answer = httpx.post(f"{fleet.url}/v1/completions", json=body, headers=headers, timeout=60, trust_env=False)
+    answer = httpx.post(f"{fleet.url}/v1/completions", json=body, headers=headers, timeout=60, **DIRECT)
     return answer.status_code
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from rollout.board import Board
+from tests.plain_http import DIRECT
 from tests.running_fleet import START_S, RunningFleet
 
 LONGEST = 6000
@@ -206,7 +207,7 @@ def _body(model: str, tokens: int) -> dict[str, Any]:
 def _request(fleet: RunningFleet, body: dict[str, Any]) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {fleet.tokens.user}"}
     url = f"{fleet.url}/v1/completions"
-    return {"url": url, "json": body, "headers": headers, "timeout": _TIMEOUT_S, "trust_env": False}
+    return {"url": url, "json": body, "headers": headers, "timeout": _TIMEOUT_S, **DIRECT}
 
 
 def _started(those: Sequence[User | Reader]) -> list[threading.Thread]:

@@ -21,6 +21,7 @@ from tests.fault_rows import FaultRow
 from tests.fleet_processes import stopped
 from tests.fleet_users import LONGEST, Answer, Readers, User, count, failed, users
 from tests.killed_replicas import Death, Killer, delivered, healthy, segments, trainer, versions
+from tests.plain_http import DIRECT
 from tests.running_fleet import START_S, RunningFleet, run_fleet
 from tests.tiny_models import build_policy
 
@@ -53,7 +54,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
 
 def get(fleet: RunningFleet, path: str) -> httpx.Response:
     headers = {"Authorization": f"Bearer {fleet.tokens.admin}"}
-    return httpx.get(f"{fleet.url}{path}", headers=headers, timeout=30, trust_env=False).raise_for_status()
+    return httpx.get(f"{fleet.url}{path}", headers=headers, timeout=30, **DIRECT).raise_for_status()
 
 
 def replicas(fleet: RunningFleet) -> list[dict[str, Any]]:
@@ -75,7 +76,7 @@ def ask(fleet: RunningFleet, max_tokens: int = 24) -> str:
     """What users get, at temperature 0: it tells the models apart."""
     headers = {"Authorization": f"Bearer {fleet.tokens.user}"}
     body = {"model": "assistant", "prompt": "the quick", "max_tokens": max_tokens, "temperature": 0}
-    answer = httpx.post(f"{fleet.url}/v1/completions", json=body, headers=headers, timeout=60, trust_env=False)
+    answer = httpx.post(f"{fleet.url}/v1/completions", json=body, headers=headers, timeout=60, **DIRECT)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["text"])
 

@@ -19,6 +19,7 @@ from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from tests.fault_rows import FaultRow
 from tests.killed_replicas import check_ledger
+from tests.plain_http import DIRECT
 from tests.ports import free_port
 from tests.running_fleet import RunningFleet, run_configured, write_toml
 from trainer.ray_start import LOOPBACK
@@ -45,7 +46,7 @@ serve.delete(sys.argv[2])
 def ask(fleet: RunningFleet, tokens: int) -> httpx.Response:
     headers = {"Authorization": f"Bearer {fleet.tokens.user}"}
     body = {"prompt": "abc", "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
-    return httpx.post(f"{fleet.url}/v1/completions", json=body, headers=headers, timeout=120, trust_env=False)
+    return httpx.post(f"{fleet.url}/v1/completions", json=body, headers=headers, timeout=120, **DIRECT)
 
 
 def deleter(fleet: RunningFleet) -> "subprocess.Popen[str]":

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from rollout.client import RolloutClient
+from tests.plain_http import DIRECT
 from tests.running_fleet import RunningFleet
 
 pytestmark = pytest.mark.timeout(900)
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture
 def user(fleet: RunningFleet) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(
-        base_url=f"{fleet.url}/v1", api_key=fleet.tokens.user, http_client=httpx.Client(trust_env=False), max_retries=0
+        base_url=f"{fleet.url}/v1", api_key=fleet.tokens.user, http_client=httpx.Client(**DIRECT), max_retries=0
     ) as client:
         yield client
 
@@ -49,7 +50,7 @@ def test_chat_whole_and_streamed(user: openai.OpenAI, model: str) -> None:
 
 def test_a_stream_begins_with_its_first_token_alone(fleet: RunningFleet, model: str) -> None:
     asked = {"model": model, "prompt": "the quick brown fox", "max_tokens": 64, "ignore_eos": True, "stream": True}
-    with httpx.Client(base_url=fleet.url, trust_env=False, timeout=60) as client:
+    with httpx.Client(base_url=fleet.url, timeout=60, **DIRECT) as client:
 
         def first_piece() -> int:
             headers = {"Authorization": f"Bearer {fleet.tokens.user}"}
@@ -76,7 +77,7 @@ def test_what_a_replica_tells_of_an_answer_reaches_no_client(
         "stream_options": {"include_usage": True},
     }
     headers = {"Authorization": f"Bearer {fleet.tokens.user}"}
-    answer = httpx.post(f"{fleet.url}/v1/completions", json=asked, headers=headers, trust_env=False, timeout=60)
+    answer = httpx.post(f"{fleet.url}/v1/completions", json=asked, headers=headers, timeout=60, **DIRECT)
     assert all(event.startswith("data: ") for event in answer.text.split("\n\n")[:-1])
     assert f'"completion_tokens":{sequences * tokens}' in answer.text
     assert answer.text.endswith("data: [DONE]\n\n")
@@ -88,14 +89,14 @@ def test_the_gateway_knows_what_of_a_first_token_was_not_the_engines(
 ) -> None:
     def way_ms() -> float:
         headers = {"Authorization": f"Bearer {fleet.tokens.admin}"}
-        return float(httpx.get(f"{fleet.url}/v1/status", headers=headers, trust_env=False).json()["users"]["way_ms"])
+        return float(httpx.get(f"{fleet.url}/v1/status", headers=headers, **DIRECT).json()["users"]["way_ms"])
 
     prompt = {"prompt": "hello"} if route == "completions" else {"messages": [{"role": "user", "content": "hello"}]}
     asked = {"model": model, "max_tokens": 8, "ignore_eos": True, "stream": True, **prompt}
     headers = {"Authorization": f"Bearer {fleet.tokens.user}"}
     began = time.monotonic()
     for _ in range(70):  # as many as are remembered, so that none is another route's
-        answer = httpx.post(f"{fleet.url}/v1/{route}", json=asked, headers=headers, trust_env=False, timeout=60)
+        answer = httpx.post(f"{fleet.url}/v1/{route}", json=asked, headers=headers, timeout=60, **DIRECT)
         assert ": engine" not in answer.text
         assert answer.text.startswith("data: {")
     assert 0 < way_ms() < 1000 * (time.monotonic() - began) / 10
@@ -220,7 +221,7 @@ def test_bytes_that_are_no_text_are_refused_by_serve_or_by_the_gateway(fleet: Ru
 
 
 def test_status_and_health_show_the_engine(fleet: RunningFleet) -> None:
-    assert httpx.get(f"{fleet.url}/healthz", trust_env=False).status_code == 200
+    assert httpx.get(f"{fleet.url}/healthz", **DIRECT).status_code == 200
     with RolloutClient(fleet.url, fleet.tokens.admin) as client:
         status = client.status()
     assert status["seats"]["total"] >= fleet.config.engine.max_num_seqs
@@ -244,7 +245,7 @@ def serves_models(host: str, port: int, token: str) -> bool:
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     for headers in ({}, {"Authorization": f"Bearer {token}"}):
         try:
-            answer = httpx.get(f"http://{host}:{port}/v1/models", headers=headers, timeout=3, trust_env=False).json()
+            answer = httpx.get(f"http://{host}:{port}/v1/models", headers=headers, timeout=3, **DIRECT).json()
         except (httpx.HTTPError, ValueError):
             continue
         if isinstance(answer, dict) and answer.get("object") == "list":
