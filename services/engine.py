@@ -68,7 +68,7 @@ class EngineServer(LLMServer):  # type: ignore[misc]
         await self._replica.start()
 
     async def _start_engine(self) -> None:
-        """Without Ray Serve LLM's report to an actor that it starts for that and that imports vLLM: the first replica of
+        """Without Ray Serve LLM's report to an actor that it starts for that, which imports vLLM: the first replica of
         a cluster would wait for it, and half a GB would stay."""
         await self.engine.start()
 
