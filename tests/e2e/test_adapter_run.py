@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollout.weights import read_manifest
 from tests.e2e.test_serve_and_train import TRAIN, records
+from tests.plain_http import DIRECT
 from tests.ports import free_port
 from tests.running_fleet import TESTS, RunningFleet, run_configured, write_toml
 from tests.tiny_models import build_policy
@@ -76,7 +77,7 @@ def train(fleet: RunningFleet, directory: Path, lora: str) -> "subprocess.Popen[
 
 def ask(fleet: RunningFleet) -> str:
     with openai.OpenAI(
-        base_url=f"{fleet.url}/v1", api_key=fleet.tokens.user, http_client=httpx.Client(trust_env=False), max_retries=0
+        base_url=f"{fleet.url}/v1", api_key=fleet.tokens.user, http_client=httpx.Client(**DIRECT), max_retries=0
     ) as client:
         answer = client.completions.create(model="policy", prompt=PROMPT, max_tokens=8, temperature=0)
     assert answer.model == "policy"

@@ -19,6 +19,7 @@ from rollout.client_records import Rollout
 from rollout.queue import GroupStatus
 from tests.fault_rows import FaultRow
 from tests.fleet_processes import stopped
+from tests.fleet_status import replicas
 from tests.fleet_users import LONGEST, Answer, Readers, User, count, failed, users
 from tests.killed_replicas import Death, Killer, delivered, healthy, segments, trainer, versions
 from tests.plain_http import DIRECT
@@ -52,13 +53,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
         yield running
 
 
-def get(fleet: RunningFleet, path: str) -> httpx.Response:
+def metrics(fleet: RunningFleet) -> str:
     headers = {"Authorization": f"Bearer {fleet.tokens.admin}"}
-    return httpx.get(f"{fleet.url}{path}", headers=headers, timeout=30, **DIRECT).raise_for_status()
-
-
-def replicas(fleet: RunningFleet) -> list[dict[str, Any]]:
-    return list(get(fleet, "/v1/status").json()["replicas"])
+    return httpx.get(f"{fleet.url}/metrics", headers=headers, timeout=30, **DIRECT).raise_for_status().text
 
 
 def roles(fleet: RunningFleet) -> list[str]:
@@ -108,8 +105,7 @@ def test_a_replica_goes_to_rollouts_and_comes_back_and_users_always_have_their_m
             assert time.monotonic() < deadline, replicas(fleet)
         assert any(replica["reclaims"] for replica in replicas(fleet))
 
-        page = get(fleet, "/metrics").text
-        assert 'part="verified"' in page
+        assert 'part="verified"' in metrics(fleet)
         assert [group.state for group in client.stream(rollout.id, wait_s=START_S)] == ["delivered"] * _GROUPS
     assert ask(fleet) == expected
 
@@ -213,8 +209,8 @@ def harvests(beat: Heartbeat) -> bool:
 
 
 async def both_serve(fleet: RunningFleet, pusher: Killer) -> list[str]:
-    """The two replicas, once a crowd of users has both: what serves is known to those who send users there only later,
-    and as many readers in one replica are more than the other could take."""
+    """The two replicas, once a crowd of users has both. A role reaches the router seconds after the board, and with all
+    readers in the one that it knows neither could be lent."""
     with users(fleet, "assistant", count=24, pause_s=0):
         beats = await healthy(pusher, lambda b: b.role is ReplicaRole.SERVING and b.seats_users > 0, count=2)
     both = [beat.replica for beat in beats]

@@ -10,6 +10,7 @@ import pytest
 from tests.api_routes import ROUTES, documented
 from tests.bad_requests import Target, bad_requests
 from tests.fleet_processes import gateways, proxy_of
+from tests.plain_http import DIRECT
 from tests.raw_client import Tally, send
 from tests.running_fleet import RunningFleet
 
@@ -61,7 +62,7 @@ def counts(*tallies: Tally) -> dict[int, int]:
 async def check_service(fleet: RunningFleet) -> None:
     """It answers as before, and nobody's place is taken."""
     asked = {"prompt": "the quick", "max_tokens": 4}
-    async with httpx.AsyncClient(base_url=fleet.url, trust_env=False, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=fleet.url, timeout=60, **DIRECT) as http:
         assert (await http.get("/healthz")).status_code == 200
         answer = await http.post("/v1/completions", json=asked, headers=bearer(fleet.tokens.user))
         assert answer.status_code == 200, answer.text
@@ -70,7 +71,7 @@ async def check_service(fleet: RunningFleet) -> None:
 
 
 def test_every_documented_route_wants_a_token_of_its_role(fleet: RunningFleet, target: Target) -> None:
-    with httpx.Client(base_url=fleet.url, trust_env=False, timeout=60) as http:
+    with httpx.Client(base_url=fleet.url, timeout=60, **DIRECT) as http:
         paths = http.get("/openapi.json", headers=bearer(fleet.tokens.user)).json()["paths"]
         there_are = {(method.upper(), path) for path, methods in paths.items() for method in methods}
         assert there_are - {("GET", "/healthz")} == documented()

@@ -229,6 +229,15 @@ def test_status_and_health_show_the_engine(fleet: RunningFleet) -> None:
     assert all(run["ledger"]["balance"] == 0 for run in status["runs"].values())
 
 
+def test_no_process_reports_on_what_is_served(fleet: RunningFleet) -> None:
+    found = []
+    for process in psutil.Process(fleet.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(" ".join(process.cmdline()))
+    assert any("ServeController" in line for line in found), "the scan must see Ray's actors, or it sees nothing"
+    assert [line for line in found if "Telemetry" in line] == []
+
+
 def listening_ports(pid: int) -> set[tuple[str, int]]:
     root = psutil.Process(pid)
     found = set()

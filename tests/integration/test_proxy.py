@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from tests.fleet_processes import proxy_of
+from tests.plain_http import DIRECT
 from tests.running_fleet import RunningFleet
 
 pytestmark = pytest.mark.timeout(900)
@@ -19,7 +20,7 @@ _MOST = 64 * 1024 * _MIB
 
 @pytest.fixture
 def anybody(fleet: RunningFleet) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fleet.url, trust_env=False, timeout=60) as client:
+    with httpx.Client(base_url=fleet.url, timeout=60, **DIRECT) as client:
         yield client
 
 

@@ -13,6 +13,7 @@ from rollout.client import AsyncRolloutClient, Refused, RolloutClient, Unreachab
 from rollout.errors import IdempotencyConflict, NotFound, QueueFull
 from rollout.queue import QueueLimits
 from services.gateway_app import build_app
+from tests.plain_http import DIRECT
 from tests.unit.gateway_kit import ADMIN, ROLLOUT, USER, Kit, fleet, kit
 
 GATEWAY = "http://gateway"
@@ -182,7 +183,7 @@ def test_a_chunked_body_over_a_real_socket_is_cut_off(served: tuple[Kit, str]) -
     _, url = served
     headers = {"Authorization": f"Bearer {ROLLOUT}", "Content-Type": "application/json"}
     chunks = (b"x" * 1000 for _ in range(25))
-    answer = httpx.post(f"{url}/v1/rollouts", content=chunks, headers=headers, trust_env=False)
+    answer = httpx.post(f"{url}/v1/rollouts", content=chunks, headers=headers, **DIRECT)
     assert answer.status_code == 413
 
 
