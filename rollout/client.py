@@ -24,6 +24,7 @@ from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception
 
 from rollout.client_records import Rollout, RolloutStatus, SampledGroup
 from rollout.errors import Gone, IdempotencyConflict, NightshiftError, NotFound, QueueFull, StoreUnavailable
+from rollout.text_lines import async_text_lines, text_lines
 
 DEFAULT_RETRY_S = 60.0
 _LONGEST_PAUSE_S = 10.0
@@ -95,7 +96,7 @@ class RolloutClient:
                     if response.is_error:
                         response.read()
                     _raise_refusal(response)
-                    for line in response.iter_lines():
+                    for line in text_lines(response.iter_bytes()):
                         yield from progress.read(line)
             except (httpx.TransportError, Refused, *_RETRIED) as error:
                 progress.failed(error)
@@ -176,7 +177,7 @@ class AsyncRolloutClient:
                     if response.is_error:
                         await response.aread()
                     _raise_refusal(response)
-                    async for line in response.aiter_lines():
+                    async for line in async_text_lines(response.aiter_bytes()):
                         for group in progress.read(line):
                             yield group
             except (httpx.TransportError, Refused, *_RETRIED) as error:

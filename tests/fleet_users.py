@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from rollout.board import Board
+from rollout.text_lines import text_lines
 from tests.plain_http import DIRECT
 from tests.running_fleet import START_S, RunningFleet
 
@@ -96,7 +97,7 @@ class Reader:
         self.begun = time.monotonic()
         try:
             self._read()
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, ValueError) as error:
             self.said = repr(error)
         finally:
             self.ended = time.monotonic()
@@ -104,7 +105,7 @@ class Reader:
     def _read(self) -> None:
         body = {**_body(self.model, LONGEST), "stream": True, "stream_options": {"include_usage": True}}
         with httpx.stream("POST", **_request(self.fleet, body)) as response:
-            for line in response.iter_lines():
+            for line in text_lines(response.iter_bytes()):
                 if line.startswith("data: {"):
                     self._hear(json.loads(line[6:]))
                 if self.left:

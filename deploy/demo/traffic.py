@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from deploy.demo.answer import Answer
+from rollout.text_lines import async_text_lines
 
 SETTLING, WITHOUT, WITH, BURST = "settling", "without_rollouts", "with_rollouts", "burst"
 """What requests are filed under. While engines warm up or the trainer starts, they settle and are not compared."""
@@ -109,7 +110,7 @@ class Traffic:
         async with self._client.stream("POST", path, json=body) as response:
             if response.status_code != httpx.codes.OK:
                 raise ValueError(f"{response.status_code} {(await response.aread()).decode(errors='replace')[:300]}")
-            async for line in response.aiter_lines():
+            async for line in async_text_lines(response.aiter_bytes()):
                 answer.take(line, time.perf_counter())
         answer.check(self._max_tokens)
         return answer

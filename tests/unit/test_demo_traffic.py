@@ -3,10 +3,11 @@
 import asyncio
 import json
 
+import httpx
 import pytest
 
 from deploy.demo.answer import Answer
-from deploy.demo.traffic import Traffic
+from deploy.demo.traffic import WITH, Traffic
 
 
 def text(piece: str) -> str:
@@ -49,6 +50,20 @@ def test_an_answer_that_lacks_its_end_its_count_or_tokens_has_failed(lines: list
 def test_an_error_event_and_what_is_no_event_are_errors(line: str) -> None:
     with pytest.raises(ValueError, match=r"engine died|Expecting"):
         answer(text("a"), line)
+
+
+async def test_an_answer_may_hold_what_ends_a_line_elsewhere() -> None:
+    """vLLM leaves such characters as they are."""
+    lines = ['data: {"choices": [{"text": "a\u0085b\u2028c"}]}', text("d"), usage(3), "data: [DONE]"]
+    traffic = Traffic("http://nowhere.invalid", "token", "policy", ["a ->"], max_tokens=3)
+    body = "\n\n".join([*lines, ""]).encode()
+    traffic._client = httpx.AsyncClient(
+        base_url="http://nowhere.invalid", transport=httpx.MockTransport(lambda _: httpx.Response(200, content=body))
+    )
+    await traffic._request(WITH)
+    await traffic.close()
+    (timing,) = traffic.timings
+    assert (timing.tokens, timing.error) == (3, "")
 
 
 async def test_users_who_find_too_many_others_under_way_stay_away() -> None:
