@@ -225,7 +225,7 @@ class Lender:
     def _leasable(self, run: str, followed: str | None) -> Sequence[Purpose]:
         """What waits for a replica that an evaluation holds counts too: it may be the one that is lent."""
         configured = [Purpose(purpose) for purpose in self._config.harvest.purposes]
-        return leasable(configured, run=run, followed=followed, pin=None, replica="", version=0)
+        return leasable(configured, run=run, weights={followed}, pin=None, replica="", version=0)
 
     def _choose(self, beats: Sequence[Heartbeat], silent: Collection[str], situation: Situation, now: float) -> None:
         self._emptied = {r for r in self._emptied if r in self.lent} | {b.replica for b in beats if b.role in _EMPTY}

@@ -15,6 +15,9 @@ from services.user_window import RequestTimes
 _KEPT = 8
 _LOOK_S = 0.005
 """Between two looks at users while weights arrive: few tokens of one sequence come nearer to one another."""
+_REST = 19.0
+"""Times as long as a look took, at the least, until the next: of a thousand users one takes milliseconds, of the loop
+that also hands their tokens on."""
 
 
 class PushLog:
@@ -68,8 +71,9 @@ class PushLog:
 
     async def _watch(self, felt: PushFelt, met: list[AppliedPush]) -> None:
         while not felt.known:
-            felt.look(self._clock(), self._users())
-            await asyncio.sleep(_LOOK_S)
+            looked = self._clock()
+            felt.look(looked, self._users())
+            await asyncio.sleep(max(_LOOK_S, _REST * (self._clock() - looked)))
         if felt.longest_s is not None:
             for push in met:
                 self._tell(push, felt.longest_s)

@@ -218,7 +218,7 @@ class Replica:
         return leasable(
             [Purpose(purpose) for purpose in self._config.harvest.purposes],
             run=run,
-            followed=self.reconciler.coming or self.reconciler.run_name,
+            weights={self.reconciler.run_name, self.reconciler.coming},
             pin=self.reconciler.pin,
             replica=self.name,
             version=self.reconciler.version,
@@ -376,8 +376,8 @@ class Replica:
             self._mind_stop()
             try:
                 await self._queues.refresh()
-                self._rollouts_waiting = await self._leasable_groups()
                 await self._board.heartbeat(self._config.fleet, self.heartbeat(), ttl_s=_BEAT_TTL_S)
+                self._rollouts_waiting = await self._leasable_groups()  # asks every run's queue, so others first
             except StoreUnavailable as error:
                 _log.warning("heartbeat_failed", error=str(error))
             except Exception:  # users are served without a heartbeat too, and nothing ends their engine for want of one

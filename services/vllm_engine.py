@@ -99,9 +99,7 @@ class VllmEngine:
 
     def users(self) -> dict[str, RequestTimes]:
         """The sequences of users in the engine now, by the engine client's ids."""
-        states = self._client.output_processor.request_states
-        # the engine client notes arrivals by the wall clock, tokens by the other
-        ahead = time.monotonic() - time.time()
+        states, ahead = self._client.output_processor.request_states, _ahead()
         return {
             name: _times(state, ahead)
             for name, state in states.items()
@@ -110,10 +108,11 @@ class VllmEngine:
 
     def times(self, request_id: str) -> list[RequestTimes]:
         """Of a request's sequences, here or ended a moment ago. OpenAI routes put words of their own around the id."""
-        ids = self._client.output_processor.external_req_ids
-        names = [name for outer, inner in ids.items() if request_id in outer for name in inner]
-        users = self.users() if names else {}
-        return [*(users[name] for name in names if name in users), *self.step_log.ended.of(request_id)]
+        processor, ahead = self._client.output_processor, _ahead()
+        names = [name for outer, inner in processor.external_req_ids.items() if request_id in outer for name in inner]
+        found = [processor.request_states[name] for name in names if name in processor.request_states]
+        here = [_times(state, ahead) for state in found if state.stats is not None]
+        return [*here, *self.step_log.ended.of(request_id)]
 
     def begin(
         self,
@@ -352,6 +351,11 @@ class VllmGeneration:
 
 def _own_id() -> str:
     return _OWN + uuid.uuid4().hex
+
+
+def _ahead() -> float:
+    """Of the wall clock, by which the engine client notes arrivals, to the other one, by which it notes tokens."""
+    return time.monotonic() - time.time()
 
 
 def _times(state: Any, ahead: float) -> RequestTimes:

@@ -55,12 +55,12 @@ class SimulatedEngine:
                 purposes = leasable(
                     PURPOSES,
                     run=self._run,
-                    followed=self._run,
+                    weights={self._run},
                     pin=self._pin,
                     replica=self._name,
                     version=self._version,
                 )
-                leases = await self.queue.lease(self._name, count=8, lease_s=30, purposes=purposes) if purposes else []
+                leases = await self.queue.lease(self._name, count=2, lease_s=30, purposes=purposes) if purposes else []
                 if not leases:
                     await asyncio.sleep(0.01)
                 for lease, group in await asyncio.to_thread(self._groups, leases):

@@ -133,15 +133,22 @@ def test_evaluation_groups_are_for_the_pinned_replica_alone(
     run: str, replica: str, version: int, expected: list[Purpose]
 ) -> None:
     pin = Pin("run", "a", 3, 1)
-    assert leasable(ALL, run=run, followed="run", pin=pin, replica=replica, version=version) == expected
+    assert leasable(ALL, run=run, weights={"run", None}, pin=pin, replica=replica, version=version) == expected
 
 
 def test_without_a_pin_only_training_is_bound_to_the_run_whose_weights_are_in_use() -> None:
-    def purposes(run: str, followed: str | None) -> list[Purpose]:
-        return leasable(ALL, run=run, followed=followed, pin=None, replica="a", version=3)
+    def purposes(run: str, *weights: str | None) -> list[Purpose]:
+        return leasable(ALL, run=run, weights=weights, pin=None, replica="a", version=3)
 
-    assert purposes("run", "run") == purposes("run", None) == ALL
+    assert purposes("run", "run") == purposes("run", None) == purposes("run", None, "run") == ALL
     assert purposes("other", "run") == [Purpose.EVAL, Purpose.COLLECT]
+
+
+@pytest.mark.parametrize("run", ["before", "coming"])
+def test_nobody_trains_on_weights_that_are_about_to_be_another_runs(run: str) -> None:
+    """What was begun on the old ones would be counted as of the new run, under the old run's version."""
+    weights = {"before", "coming"}
+    assert leasable(ALL, run=run, weights=weights, pin=None, replica="a", version=57) == [Purpose.EVAL, Purpose.COLLECT]
 
 
 async def test_an_unhealthy_replica_is_held_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

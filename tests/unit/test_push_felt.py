@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from rollout.board import Heartbeat, ReplicaState
 from services.metrics import FleetSnapshot, render
 from services.push_felt import PushFelt
+from services.push_log import PushLog
 from services.user_window import RequestTimes
 from tests.reconcile_stand import Engine, Stand
 
@@ -119,3 +120,17 @@ def test_the_page_has_a_histogram_of_it() -> None:
     assert 'nightshift_push_felt_seconds_bucket{le="10.0",replica="r"} 3.0' in page
     assert 'nightshift_push_felt_seconds_count{replica="r"} 4.0' in page
     assert 'nightshift_push_felt_seconds_sum{replica="r"} 12.0' in page
+
+
+async def test_looks_that_take_long_are_few() -> None:
+    """They are on the loop that hands tokens on."""
+    now = looks = 0.0
+
+    def users() -> dict[str, RequestTimes]:
+        nonlocal now, looks
+        now, looks = now + 0.02, looks + 1
+        return {}
+
+    with PushLog(users, clock=lambda: now).arrival():
+        await asyncio.sleep(0.2)
+    assert looks <= 3
