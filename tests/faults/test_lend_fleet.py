@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from ray.serve._private.constants import RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S
 
 from rollout.board import Heartbeat, ReplicaRole
 from rollout.client import RolloutClient
@@ -38,6 +39,8 @@ quiet_s = 2
 min_gain = 0
 """
 _GROUPS = 120
+_CROWD = 6
+"""Users whom one replica is enough for: more, and none would be lent for as long as they are remembered."""
 _NOTICED_S = 8.0
 """From the end of the last replica that serves until the lent one is called back: three seconds of its silence, which
 begins up to one after its end, and what a busy machine adds."""
@@ -209,29 +212,40 @@ def harvests(beat: Heartbeat) -> bool:
 
 
 async def both_serve(fleet: RunningFleet, pusher: Killer) -> list[str]:
-    """The two replicas, once a crowd of users has both. A role reaches the router seconds after the board, and with all
-    readers in the one that it knows neither could be lent."""
-    with users(fleet, "assistant", count=24, pause_s=0):
+    """The two replicas, once a crowd of users had both and the router has forgotten it. A role reaches the router
+    seconds after the board, and for some seconds it goes by how many were in a replica when it heard of it last: with
+    all readers in one replica neither could be lent."""
+    with users(fleet, "assistant", count=_CROWD, pause_s=0):
         beats = await healthy(pusher, lambda b: b.role is ReplicaRole.SERVING and b.seats_users > 0, count=2)
     both = [beat.replica for beat in beats]
     await healthy(pusher, lambda beat: beat.replica in both and beat.seats_users == 0, count=2)
+    await asyncio.sleep(RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S + 0.5)
     return both
 
 
 async def in_role(pusher: Killer, role: ReplicaRole) -> Heartbeat:
     """The first replica that says so."""
+    return await first_beat(pusher, lambda beat: beat.role is role)
+
+
+async def lent_no_more(pusher: Killer, lent: Heartbeat) -> None:
+    """Returns when it says so, mostly as it reclaims, which takes a tenth of a second."""
+    await first_beat(pusher, lambda beat: beat.replica == lent.replica and beat.role is not ReplicaRole.ROLLOUT)
+
+
+async def first_beat(pusher: Killer, wanted: Callable[[Heartbeat], bool]) -> Heartbeat:
     async with asyncio.timeout(START_S):
         while True:
             for beat in await pusher.board.replicas(pusher.fleet):
-                if beat.role is role:
+                if wanted(beat):
                     return beat
             await asyncio.sleep(0.005)
 
 
 async def killed_as_reclaimed(pusher: Killer, lent: Heartbeat) -> bool:
-    """It has given its rollouts up. Returns whether users may have had it by then: what it said before it was stopped
-    shows that."""
-    assert (await in_role(pusher, ReplicaRole.RECLAIMING)).replica == lent.replica
+    """It gives its rollouts up, or just has. Returns whether users may have had it by then: what it said before it was
+    stopped shows that."""
+    await lent_no_more(pusher, lent)
     with stopped(lent.pid):
         roles = {beat.replica: beat.role for beat in await pusher.board.replicas(pusher.fleet)}
         pusher.death.of(lent)

@@ -26,6 +26,7 @@ _REAPED_S = 30.0
 _DEAD_ENGINE_S = 3.0
 """Long enough for a harvester that goes on leasing to fail every group as often as is allowed."""
 _GROUPS, _SAMPLES = 200, 4
+_FRESH_S = 0.05
 _HASTE = 2.0
 """What an engine may be faster by than in the second before."""
 
@@ -41,12 +42,13 @@ async def killed_as_it_speaks(fleet: RunningFleet, board: Board, replica: str) -
 
 
 async def next_beat(fleet: RunningFleet, board: Board, replica: str) -> Heartbeat:
-    """As soon as there is one that has rollouts."""
+    """As soon as there is one that has rollouts, and that was heard before the engine had gone far on."""
     known: Heartbeat | None = None
     async with asyncio.timeout(30):
         while True:
             (beat,) = [beat for beat in await board.replicas(fleet.config.fleet) if beat.replica == replica]
-            if known is not None and beat.sent_at != known.sent_at and beat.seats_rollouts > 0:
+            fresh = known is not None and beat.sent_at != known.sent_at and time.time() - beat.sent_at < _FRESH_S
+            if fresh and beat.seats_rollouts > 0:
                 return beat
             known = beat
             await asyncio.sleep(0.002)

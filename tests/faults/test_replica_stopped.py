@@ -26,7 +26,7 @@ from trainer.ray_start import LOOPBACK
 
 pytestmark = pytest.mark.timeout(900)
 
-_LONGEST = 500
+_LONGEST = 800
 _GROUPS = 100
 _SOON = 1 / 3
 """Of the time that users' requests take to end: Serve would tell the deployment only after all of it."""

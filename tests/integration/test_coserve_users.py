@@ -12,7 +12,7 @@ from aiohttp import web
 from tests.bench.coserve.users import Door, Users
 
 TOKENS = 4
-STEP_S = 0.02
+STEP_S = 0.2
 
 
 @asynccontextmanager

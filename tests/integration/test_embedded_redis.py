@@ -94,7 +94,7 @@ def test_a_server_that_loads_for_long_is_waited_for_and_joined(tmp_path: Path, m
         return [*options(self, socket_path), "--key-load-delay", "500"]
 
     monkeypatch.setattr(EmbeddedRedis, "_options", slow)
-    monkeypatch.setattr(deploy.embedded_redis, "_START_S", 0.5)
+    monkeypatch.setattr(deploy.embedded_redis, "_START_S", 1.5)
     with EmbeddedRedis(tmp_path) as server, connect(server.url.removeprefix("unix://")) as client:
         assert ask(client, "DBSIZE") == "4000"
 

@@ -212,7 +212,7 @@ def test_a_file_that_cannot_be_written_is_named_with_the_remedy(tmp_path: Path, 
 def test_a_hung_server_on_record_is_replaced_by_who_holds_the_lock_and_not_by_its_pid(
     running: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deploy.embedded_redis, "_START_S", 0.5)
+    monkeypatch.setattr(deploy.embedded_redis, "_START_S", 3.0)
     monkeypatch.setattr(deploy.embedded_redis, "_STOP_S", 0.5)
     monkeypatch.setattr(deploy.redis_wire, "_ANSWER_S", 0.5)
     hung = running.pid

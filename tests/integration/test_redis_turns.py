@@ -71,10 +71,10 @@ async def test_the_turn_of_a_replica_that_was_killed_in_it_is_over_with_its_hear
     redis_store: RedisStore, fleet: str, listed: bool
 ) -> None:
     board, turns = RedisBoard(redis_store), RedisTurns(redis_store, fleet)
-    await board.heartbeat(fleet, a_beat("killed"), ttl_s=0.3)
+    await board.heartbeat(fleet, a_beat("killed"), ttl_s=1.5)
     await board.heartbeat(fleet, a_beat("next"), ttl_s=60)
     assert await taken(turns, ("killed", "next"), share=0.5) == "killed"
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(1.6)
     if listed:  # which forgets who is gone
         assert len(await board.replicas(fleet)) == 1
     assert await taken(turns, ("next", "killed"), share=0.5) == "next"

@@ -160,7 +160,7 @@ async def test_users_finish_before_their_replica_is_lent(rig: Rig) -> None:
 
 
 async def test_a_user_who_takes_too_long_keeps_the_replica(rig: Rig) -> None:
-    async with lending(rig, "kept", drain_s=0.2) as fleet:
+    async with lending(rig, "kept", drain_s=1.0) as fleet:
         with fleet.replica.users.hold(1):
             await fleet.wish(lent=True)
             await until(lambda: fleet.replica.role is ReplicaRole.DRAINING)
