@@ -3,6 +3,7 @@
 lease a group -> GroupWork (seats, samples, rewards) -> complete
                     |            \\-- anything fails: release, counted as a failure
                     +-- now and then, and when it is given back: salvage
+a queue breaks -> release all that is held of its run, which is left alone for a while
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -26,6 +28,7 @@ from services.milestone import Milestone
 from services.salvager import Salvager
 from services.sample_run import EngineGone, Generator, Tally
 from services.seats import Seats
+from services.troubled_runs import TroubledRuns
 
 _GROUPS_PER_SEAT = 2
 """Most groups held for each seat: rewards that are slower than generation end up here and stop the leasing."""
@@ -41,6 +44,7 @@ _FAREWELL_S = 10.0
 _STOPPED = "replica stopped"
 _NOT_ALLOWED = "the replica may no longer harvest this purpose"
 _NO_SEAT = "users need the seats of the replica"
+_BROKE = "the queue of its run cannot be used"
 
 _log = structlog.get_logger(__name__)
 
@@ -76,7 +80,7 @@ class Harvester:
         self._cut_off = False
         """The store did not answer when asked for a lease last."""
         self._turn = 0
-        self.tally = Tally()
+        self.tally, self.troubled = Tally(), TroubledRuns()
 
     async def run(self) -> None:
         """Harvest until cancelled, then give every lease back; a loop that breaks ends the other and is raised."""
@@ -126,14 +130,16 @@ class Harvester:
     async def _come_back(self) -> None:
         """Leases that ran out in an outage are still whose they were until somebody takes them over, so all are renewed
         before any is taken."""
-        try:
-            for queue in {*self._fleet.queues(), *(held.queue for held in self._held.values())}:
+        for queue in {*self._fleet.queues(), *(held.queue for held in self._held.values())}:
+            try:
                 await self._renew(queue)
                 await queue.ledger()  # where there is nothing to renew nobody was asked
-        except StoreUnavailable as error:
-            _log.warning("still_cut_off", error=str(error))
-            await asyncio.sleep(_OUTAGE_WAIT_S)
-            return
+            except StoreUnavailable as error:
+                _log.warning("still_cut_off", error=str(error))
+                await asyncio.sleep(_OUTAGE_WAIT_S)
+                return
+            except Exception as error:
+                self._leave_alone(queue, error)
         await asyncio.sleep(_OTHERS_S)
         self._cut_off = False
 
@@ -149,7 +155,7 @@ class Harvester:
 
     async def _lease_one(self) -> bool:
         """One group of the next run that has work; False when there is none."""
-        queues = self._fleet.queues()
+        queues = [queue for queue in self._fleet.queues() if queue.run not in self.troubled]
         for offset in range(len(queues)):
             queue = queues[(self._turn + offset) % len(queues)]
             purposes = self._fleet.purposes(queue.run)
@@ -177,15 +183,34 @@ class Harvester:
             _log.warning("lease_failed", run=queue.run, error=str(error))
             self._cut_off = True
             await asyncio.sleep(_OUTAGE_WAIT_S)
-            return []
+        except Exception as error:
+            self._leave_alone(queue, error)
+        return []
 
     async def _admit(self, queue: RolloutQueue, lease: Lease) -> None:
         """Start the group, unless the replica lost its right to it while the lease was on its way."""
         if lease.request.purpose in self._fleet.purposes(queue.run):
             self._start(queue, lease)
             return
-        with suppress(LeaseLost, StoreUnavailable):
-            await queue.release(lease, reason=_NOT_ALLOWED)
+        await self._release(queue, lease, reason=_NOT_ALLOWED)
+
+    async def _release(self, queue: RolloutQueue, lease: Lease, **how: Any) -> bool:
+        """Whether the queue has it back; otherwise the lease is another's, or runs out."""
+        try:
+            await queue.release(lease, **how)
+        except (LeaseLost, StoreUnavailable):
+            return False
+        except Exception as error:
+            self._leave_alone(queue, error)
+            return False
+        return True
+
+    def _leave_alone(self, queue: RolloutQueue, error: Exception) -> None:
+        _log.error("queue_broke", run=queue.run, error=repr(error), exc_info=error)
+        self.troubled.meet(queue.run, error)
+        for held in self._held.values():
+            if held.queue is queue:
+                self._part(held, _BROKE)
 
     def _start(self, queue: RolloutQueue, lease: Lease) -> None:
         key = (queue.run, lease.group_id)
@@ -283,8 +308,7 @@ class Harvester:
         """With what there is of its samples."""
         await self._keep(held)
         held.returning = True
-        with suppress(LeaseLost, StoreUnavailable):
-            await held.queue.release(held.lease, reason=held.given_up or _STOPPED)
+        if await self._release(held.queue, held.lease, reason=held.given_up or _STOPPED):
             reached(Milestone.GIVEN_BACK)
         self.tally.lost += held.work.unsaved
 
@@ -301,7 +325,6 @@ class Harvester:
         # What an engine computed when it died may be why it did, and counts; what only waited for it does not.
         failed = not isinstance(error, EngineGone | StoreUnavailable)
         innocent = self._engine.dead or isinstance(error, RewardError | StoreUnavailable)
-        forgotten = False
         _log.warning("group_failed", group=held.lease.group_id, attempt=held.lease.attempt, error=repr(error))
         if innocent:
             await self._keep(held)
@@ -309,11 +332,9 @@ class Harvester:
             held.work.leave()
             doublings = min(held.lease.attempt - 1, _MOST_DOUBLINGS)
             await held.work.rest(self._config.retry_s * 2**doublings)
-        with suppress(LeaseLost, StoreUnavailable):
-            reason = f"{type(error).__name__}: {error}"
-            await held.queue.release(held.lease, reason=reason, failed=failed, forget=not innocent)
-            forgotten = not innocent
-        self.tally.lost += held.work.tokens if forgotten else held.work.unsaved
+        reason = f"{type(error).__name__}: {error}"
+        back = await self._release(held.queue, held.lease, reason=reason, failed=failed, forget=not innocent)
+        self.tally.lost += held.work.tokens if back and not innocent else held.work.unsaved
 
     def _part(self, held: HeldGroup, reason: str) -> None:
         """End the work, to give the group back with what there is of its samples."""
@@ -339,6 +360,8 @@ class Harvester:
                     await self._renew(queue)
                 except StoreUnavailable:
                     wait_s = min(wait_s, _OUTAGE_WAIT_S)
+                except Exception as error:
+                    self._leave_alone(queue, error)
 
     async def _renew(self, queue: RolloutQueue) -> None:
         """Keep this queue's leases; work on those that are lost is aborted."""

@@ -265,7 +265,11 @@ class Replica:
             push_felt_sum_s=self.reconciler.pushes.felt_sum_s,
             started_at=self._started_at,
             sent_at=time.time(),
-            detail=condition.reason or self.reconciler.detail or self._refused or self._missed_slo(),
+            detail=condition.reason
+            or self.reconciler.detail
+            or self._refused
+            or str(self.harvester.troubled)
+            or self._missed_slo(),
             pinned=None if condition.state is ReplicaState.DEAD else self.reconciler.pinned,
             rollout_cuts=tally.cuts,
             rollout_cut_causes={cause.value: count for cause, count in tally.cut_causes.items()},

@@ -7,6 +7,7 @@ from rollout.redis_board import RedisBoard
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.types import Purpose
+from services.troubled_runs import read
 
 
 class RunQueues:
@@ -34,11 +35,12 @@ class RunQueues:
                 self._queues[run] = RedisQueue(self._store, run)
 
     async def waiting(self, purposes: Callable[[str], Sequence[Purpose]]) -> int:
-        """Groups of the purposes that may be leased of each run; a look at which of them have work. Raises
-        StoreUnavailable."""
+        """Groups of the purposes that may be leased of each run; a look at which of them have work. A run whose queue
+        cannot be read counts for none. Raises StoreUnavailable."""
         waiting, idle = 0, set()
         for run, queue in list(self._queues.items()):
-            stats = await queue.stats()
+            if (stats := await read(run, queue.stats())) is None:
+                continue
             waiting += sum(stats.queued.get(purpose, 0) for purpose in purposes(run))
             if not (any(stats.queued.values()) or any(stats.leased.values())):
                 idle.add(run)

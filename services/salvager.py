@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 import structlog
 
-from rollout.errors import CodecError, LeaseLost, StoreUnavailable
+from rollout.errors import LeaseLost
 from rollout.milestone import reached
 from rollout.salvage import without
 from services.harvest_fleet import Fleet
@@ -59,9 +59,11 @@ class Salvager:
                 return
             try:
                 await held.queue.salvage(held.lease, chunks)
-            except (StoreUnavailable, CodecError) as error:
+            except LeaseLost:
+                raise
+            except Exception as error:  # without it the samples go on all the same
                 held.quiet_until = time.monotonic() + _AGAIN_S
-                _log.warning("salvage_refused", group=held.lease.group_id, error=str(error))
+                _log.warning("salvage_refused", group=held.lease.group_id, error=repr(error))
                 return
             held.work.saved(chunks)
             reached(Milestone.SALVAGED)

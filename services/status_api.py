@@ -10,11 +10,13 @@ from starlette.responses import JSONResponse, Response
 
 from rollout.board import Heartbeat, ReplicaState
 from rollout.errors import StoreUnavailable
+from rollout.queue import Ledger, QueueStats
 from services.api_errors import retry_after
 from services.auth import Grant
 from services.gateway_parts import GatewayParts
 from services.metrics import LEDGER_FIELDS, FleetSnapshot, Quantiles, render
 from services.openapi import ERRORS, Answers, needs
+from services.troubled_runs import read
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _LOOK_AGAIN_S = 5.0
@@ -97,12 +99,18 @@ class StatusApi:
         attached = await parts.board.attached_run(fleet.fleet)
         runs = sorted({fleet.run, *await parts.board.runs(fleet.fleet)})
         current = await parts.board.current(attached or fleet.run)
+        books: dict[str, tuple[Ledger, QueueStats]] = {}
+        for run in runs:
+            queue = parts.queue(run)
+            ledger, stats = await read(run, queue.ledger()), await read(run, queue.stats())
+            if ledger is not None and stats is not None:
+                books[run] = ledger, stats
         return FleetSnapshot(
             replicas=await parts.board.replicas(fleet.fleet),
             seen_replicas=await parts.board.seen_replicas(fleet.fleet),
             current_version=current.version if current else 0,
-            ledgers={run: await parts.queue(run).ledger() for run in runs},
-            stats={run: await parts.queue(run).stats() for run in runs},
+            ledgers={run: ledger for run, (ledger, _) in books.items()},
+            stats={run: stats for run, (_, stats) in books.items()},
         )
 
 

@@ -197,14 +197,14 @@ class Queue(MemoryQueue):
 
 
 class Fleet:
-    def __init__(self, queue: RolloutQueue) -> None:
-        self._queue = queue
+    def __init__(self, *queues: RolloutQueue) -> None:
+        self.all = queues
         self.allowed: Sequence[Purpose] = (Purpose.EVAL, Purpose.COLLECT)
         self.checked = asyncio.Event()
         self.checked.set()
 
     def queues(self) -> Sequence[RolloutQueue]:
-        return [self._queue]
+        return self.all
 
     def purposes(self, run: str) -> Sequence[Purpose]:
         return self.allowed
@@ -286,9 +286,10 @@ def small_harvester(
     engine: Engine | None = None,
     rewards: Scorer | None = None,
     purposes: Sequence[Purpose] = (Purpose.EVAL, Purpose.COLLECT),
+    others: Sequence[RolloutQueue] = (),
 ) -> Harvester:
     """Of four seats, which asks for work and tries again without delay."""
-    fleet = Fleet(queue)
+    fleet = Fleet(queue, *others)
     fleet.allowed = purposes
     return Harvester(
         replica=replica,

@@ -119,6 +119,21 @@ async def test_a_request_that_no_replica_can_take_is_a_dead_letter_and_others_ar
     fault.lost = len(set(others) - set(found.ended_as(GroupState.DELIVERED)))
 
 
+@pytest.mark.fault("a run's keys overwritten", "P9")
+async def test_a_run_whose_ledger_somebody_overwrote_stops_no_other(run: Run, tmp_path: Path, fault: FaultRow) -> None:
+    damaged = Run(run.store, tmp_path / f"damaged-{time.time_ns()}")
+    await damaged.queue.submit([A_REQUEST] * GROUPS)
+    await run.store.command("SET", f"test:{{{damaged.directory.name}}}:ledger", "mine")
+    ids = (await run.queue.submit([A_REQUEST] * GROUPS)).group_ids
+    harvester = small_harvester(damaged.queue, "replica", lease_s=5.0, others=[run.queue])
+    async with harvesting(harvester):
+        with fault.recovery():
+            found = await until(lambda books: books.ledger.pending == 0, run.books)
+        assert "WRONGTYPE" in str(harvester.troubled)
+    fault.lost = len(set(ids) - set(found.ended_as(GroupState.DELIVERED)))
+    assert await contradictions(run.directory, run.store) == []
+
+
 @pytest.mark.fault("request of the schema before", "P1")
 async def test_a_request_that_the_version_before_wrote_is_delivered(run: Run, fault: FaultRow) -> None:
     ids = (await run.queue.submit([A_REQUEST] * GROUPS)).group_ids

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rollout.memory_queue import MemoryQueue
+from rollout.queue import QueueStats
 from rollout.types import Purpose
 from services import run_queues
 from services.run_queues import RunQueues
@@ -45,3 +46,15 @@ async def test_only_runs_with_work_are_asked_beside_those_that_are_followed(queu
     await over.submit([request()])
     await queues.waiting(lambda _: ())
     assert names(queues) == RUNS
+
+
+async def test_a_run_that_cannot_be_read_hides_no_other(queues: RunQueues, monkeypatch: pytest.MonkeyPatch) -> None:
+    await queues.refresh()
+    (own, _, _, busy) = queues.of(())
+
+    async def broken() -> QueueStats:
+        raise RuntimeError("WRONGTYPE")
+
+    monkeypatch.setattr(own, "stats", broken)
+    await busy.submit([request()])
+    assert await queues.waiting(lambda _: tuple(Purpose)) == 1
