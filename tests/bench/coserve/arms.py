@@ -26,10 +26,9 @@ class Cell:
     load: str = ""
     """Of LOADS, DAY, or empty for an arm that has no open loop of users."""
     seats: int | None = None
-    """Of the arm `constant`."""
+    """Of the arm `constant`, and of those that were measured beside it once more."""
     again: bool = False
-    """The guard and the constant that a sweep found (or users alone, the guard and a single seat), measured once more
-    in turns: what was measured an hour apart was measured on two machines."""
+    """Of those that a `duel` measures in turns: what was measured an hour apart was measured on two machines."""
     more: bool = False
     """The rest of the load's rounds, of a constant that few users of the first ones stand against."""
 
@@ -52,10 +51,10 @@ def cells(arms: Sequence[str], loads: Sequence[str]) -> list[Cell]:
 
 
 def duel(load: str, seats: int) -> list[Cell]:
-    """The guard beside the best constant of a load. Where none kept the SLO (0): beside a single seat and users alone,
-    since what a seat costs is only known of the same minutes."""
-    users = [] if seats else [Cell(USERS, load, again=True)]
-    return [*users, Cell(GUARD, load, again=True), Cell(CONSTANT, load, seats or 1, again=True)]
+    """Users alone, the guard and the best constant of a load, or a single seat where none kept the SLO (0): what seats
+    cost is only known of the same minutes. Over the day users alone once more would take longer than all of it."""
+    arms = (GUARD, CONSTANT) if load == DAY and seats else (USERS, GUARD, CONSTANT)
+    return [Cell(arm, load, seats or 1, again=True) for arm in arms]
 
 
 def batches(cells: Sequence[Cell]) -> list[list[Cell]]:

@@ -54,17 +54,41 @@ def rounds(cell: Record, first: int | None = None) -> Rounds:
 
 
 def constant_rounds(cells: Mapping[str, Record], load: str, seats: int) -> Rounds:
-    """Of a constant, with those that it has more."""
+    """Of a constant, with those that it has more and those in turns: who kept the SLO for two minutes and breaks it in
+    the next two does not keep it."""
+    found = _own_rounds(cells, load, seats)
+    again = cells.get(Cell(CONSTANT, load, seats, again=True).key)
+    return found if again is None else found + rounds(again)
+
+
+def beside(cells: Mapping[str, Record], arm: str, load: str, seats: int) -> Rounds | None:
+    """Of another arm in the same rounds, in turns too; None where the load has no such arm."""
+    if (cell := cells.get(Cell(arm, load).key)) is None:
+        return None
+    found = rounds(cell, _own_rounds(cells, load, seats).count)
+    again = cells.get(Cell(CONSTANT, load, seats, again=True).key)
+    return found if again is None else found + _in_turn(cells, arm, load, seats)
+
+
+def _own_rounds(cells: Mapping[str, Record], load: str, seats: int) -> Rounds:
     found = rounds(cells[Cell(CONSTANT, load, seats).key])
     more = cells.get(Cell(CONSTANT, load, seats, more=True).key)
     return found if more is None else found + rounds(more)
 
 
+def _in_turn(cells: Mapping[str, Record], arm: str, load: str, seats: int) -> Rounds:
+    """Of an arm that took turns with a constant; users who took none are those of before."""
+    if (cell := cells.get(Cell(arm, load, seats, again=True).key)) is not None:
+        return rounds(cell)
+    count = rounds(cells[Cell(CONSTANT, load, seats, again=True).key]).count
+    return rounds(cells[Cell(arm, load).key], count)
+
+
 def too_few(cells: Mapping[str, Record], load: str, seats: int) -> int:
     """How many more users a constant would have to have inside the SLO to keep it, beside users alone in the same
     rounds; 0 where it keeps it."""
-    found = constant_rounds(cells, load, seats)
-    alone = rounds(cells[Cell(USERS, load).key], found.count)
+    found, alone = constant_rounds(cells, load, seats), beside(cells, USERS, load, seats)
+    assert alone is not None, "constants are measured after users alone"
     wanted = (alone.attainment - MARGIN) * len(found.inside) - 1e-6
     return max(0, math.ceil(wanted - sum(found.inside)))
 
@@ -75,21 +99,18 @@ def comparison(cells: Mapping[str, Record], loads: Sequence[str]) -> dict[str, A
 
 
 def _at(cells: Mapping[str, Record], load: str) -> dict[str, Any]:
-    users, guard = cells[Cell(USERS, load).key], cells.get(Cell(GUARD, load).key)
+    users = cells[Cell(USERS, load).key]
     found: dict[str, Any] = {"users_attainment": users["attainment"]}
     for arm in (GUARD, UNGUARDED):
         if (cell := cells.get(Cell(arm, load).key)) is not None:
             found[arm] = _beside(cell, users)
     seats = [c["seats"] for c in cells.values() if c["arm"] == CONSTANT and c["load"] == load and not c["again"]]
     if seats:
-        constants = {each: constant_rounds(cells, load, each) for each in seats}
-        found["oracle"] = _oracle(constants, users, guard)
-        best = found["oracle"]["seats"]
-        again = duel(load, best)
-        if all(cell.key in cells for cell in again):
-            by_arm = {cell.arm: cells[cell.key] for cell in again}
-            turns = [rounds(by_arm[arm]) for arm in (GUARD, CONSTANT)]
-            found["in_turns"] = _in_turns(best or 1, *turns, by_arm.get(USERS, users))
+        found["oracle"] = _oracle(cells, load, seats)
+        best = found["oracle"]["seats"] or 1
+        if all(cell.key in cells for cell in duel(load, found["oracle"]["seats"])):
+            guard, constant, users_alone = (_in_turn(cells, arm, load, best) for arm in (GUARD, CONSTANT, USERS))
+            found["in_turns"] = _in_turns(best, guard, constant, users_alone)
     return found
 
 
@@ -104,15 +125,17 @@ def _beside(cell: Record, users: Record) -> dict[str, Any]:
     }
 
 
-def _oracle(constants: Mapping[int, Rounds], users: Record, guard: Record | None) -> dict[str, Any]:
+def _oracle(cells: Mapping[str, Record], load: str, measured: Sequence[int]) -> dict[str, Any]:
     """Each beside the users and the guard of the rounds that it has."""
-    alone = {seats: rounds(users, found.count).attainment for seats, found in constants.items()}
+    constants = {seats: constant_rounds(cells, load, seats) for seats in measured}
+    users = {seats: beside(cells, USERS, load, seats) for seats in measured}
+    alone = {seats: found.attainment for seats, found in users.items() if found is not None}
     best = oracle({seats: Constant(c.attainment, c.harvested, alone[seats]) for seats, c in constants.items()})
-    beside = {seats: _share(guard, found) for seats, found in constants.items()}
+    share = {seats: _share(beside(cells, GUARD, load, seats), found) for seats, found in constants.items()}
     return {
         "seats": best,
         "harvested_tokens_s": constants[best].harvested if best else 0.0,
-        "guard_share": beside[best] if best else None,
+        "guard_share": share[best] if best else None,
         "constants": {
             str(seats): {
                 "attainment": constants[seats].attainment,
@@ -120,22 +143,20 @@ def _oracle(constants: Mapping[int, Rounds], users: Record, guard: Record | None
                 "keeps": keeps(constants[seats].attainment, alone[seats]),
                 "rounds": constants[seats].count,
                 "harvested_tokens_s": constants[seats].harvested,
-                "guard_share": beside[seats],
+                "guard_share": share[seats],
             }
             for seats in sorted(constants)
         },
     }
 
 
-def _share(guard: Record | None, found: Rounds) -> float | None:
+def _share(guard: Rounds | None, found: Rounds) -> float | None:
     """Of the guard's harvest in the same rounds."""
-    if guard is None or not found.tokens:
-        return None
-    return rounds(guard, found.count).harvested / found.harvested
+    return None if guard is None or not found.tokens else guard.harvested / found.harvested
 
 
-def _in_turns(seats: int, guard: Rounds, best: Rounds, users: Record) -> dict[str, Any]:
-    alone = rounds(users, guard.count).attainment
+def _in_turns(seats: int, guard: Rounds, best: Rounds, users: Rounds) -> dict[str, Any]:
+    alone = users.attainment
     found = {
         name: {
             "attainment": side.attainment,

@@ -25,6 +25,9 @@ from .session import Session
 from .slo import CapacitySearch, Slo, first_rate, slo_of
 from .sweep import Sweep
 
+_MOST_DUELS = 3
+"""Of a load; each takes minutes, and of a machine whose speed changes all the time none would be the last."""
+
 
 class Run:
     """Goes on with what `figures` has already."""
@@ -109,13 +112,26 @@ class Run:
     async def _sweep(self, load: str) -> None:
         """The constants that find the oracle of a load."""
         search = Sweep(self._plan.seats)
-        while (seats := search.seats()) is not None:
-            kept = await self._keeps(load, seats)
-            say(f"{seats} rollouts {'keep' if kept else 'break'} the SLO at {load}")
-            search = search.after(seats, kept=kept)
-        best = self._figures.content["comparison"][load]["oracle"]["seats"]
-        if GUARD in self._plan.arms and (left := self._missing(duel(load, best))):
-            await self._batch(left)
+        for _ in range(_MOST_DUELS):
+            while (seats := search.seats()) is not None:
+                kept = await self._keeps(load, seats)
+                say(f"{seats} rollouts {'keep' if kept else 'break'} the SLO at {load}")
+                search = search.after(seats, kept=kept)
+            best = self._oracle(load)["seats"]
+            if GUARD not in self._plan.arms:
+                return
+            if left := self._missing(duel(load, best)):
+                await self._batch(left)
+            constants = self._oracle(load)["constants"]
+            if not best or constants[str(best)]["keeps"]:
+                return
+            say(f"{best} rollouts break the SLO at {load} in turns")
+            fewer = (int(seats) for seats, one in constants.items() if one["keeps"] and int(seats) < best)
+            search = Sweep(self._plan.seats, kept=max(fewer, default=0), broke=best)
+
+    def _oracle(self, load: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._figures.content["comparison"][load]["oracle"]
+        return found
 
     async def _keeps(self, load: str, seats: int) -> bool:
         """Whether a constant keeps the SLO: where few users of its rounds stand against it, by the others too."""
