@@ -206,7 +206,6 @@ class Harvester:
         return True
 
     def _leave_alone(self, queue: RolloutQueue, error: Exception) -> None:
-        _log.error("queue_broke", run=queue.run, error=repr(error), exc_info=error)
         self.troubled.meet(queue.run, error)
         for held in self._held.values():
             if held.queue is queue:

@@ -31,7 +31,7 @@ from services.lending import FULL, IDLE_S, Lending, Price, Situation, Terms, dec
 from services.lending_price import Meter
 from services.purposes import leasable
 from services.recall import Recall
-from services.troubled_runs import read
+from services.troubled_runs import TroubledRuns
 
 _TICK_S = 0.5
 _QUEUES_S = 5.0
@@ -92,6 +92,7 @@ class Lender:
         self._changed_at: dict[str, float] = {}
         self._epoch = 0
         self._wished_at = -math.inf
+        self._troubled = TroubledRuns()
         self.decision = Lending()
         self.lent: frozenset[str] = frozenset()
 
@@ -213,7 +214,7 @@ class Lender:
         if now - self._asked_at >= _QUEUES_S:
             followed, waiting = await self._followed(), 0
             for run in sorted({self._config.run, *await self._board.runs(self._config.fleet)}):
-                if (stats := await read(run, self._queue(run).stats())) is not None:
+                if (stats := await self._troubled.ask(run, self._queue(run).stats)) is not None:
                     waiting += sum(stats.queued.get(purpose, 0) for purpose in self._leasable(run, followed))
             self._waiting, self._asked_at = waiting, now
         return self._waiting

@@ -265,11 +265,7 @@ class Replica:
             push_felt_sum_s=self.reconciler.pushes.felt_sum_s,
             started_at=self._started_at,
             sent_at=time.time(),
-            detail=condition.reason
-            or self.reconciler.detail
-            or self._refused
-            or str(self.harvester.troubled)
-            or self._missed_slo(),
+            detail=condition.reason or self.reconciler.detail or self._refused or self._trouble(),
             pinned=None if condition.state is ReplicaState.DEAD else self.reconciler.pinned,
             rollout_cuts=tally.cuts,
             rollout_cut_causes={cause.value: count for cause, count in tally.cut_causes.items()},
@@ -287,10 +283,12 @@ class Replica:
             reclaims=0 if self.roles is None else self.roles.log.ended[ReplicaRole.SERVING],
         )
 
-    def _missed_slo(self) -> str:
+    def _trouble(self) -> str:
         keeper, gives_way = self.keeper, self._engine.rollouts_give_way
         shares = keeper.headroom is not None and self._config.harvest.max_seats != 0
-        return missed(self._config.slo, keeper.idle, way_s=keeper.way.seconds, gives_way=gives_way, shares=shares)
+        way_s = keeper.way.seconds
+        slo_missed = missed(self._config.slo, keeper.idle, way_s=way_s, gives_way=gives_way, shares=shares)
+        return str(self.harvester.troubled) or slo_missed
 
     @contextmanager
     def request(self, sequences: int) -> Iterator[Answer]:

@@ -16,7 +16,7 @@ from services.auth import Grant
 from services.gateway_parts import GatewayParts
 from services.metrics import LEDGER_FIELDS, FleetSnapshot, Quantiles, render
 from services.openapi import ERRORS, Answers, needs
-from services.troubled_runs import read
+from services.troubled_runs import TroubledRuns
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _LOOK_AGAIN_S = 5.0
@@ -29,6 +29,7 @@ class StatusApi:
 
     def __init__(self, parts: GatewayParts) -> None:
         self._parts = parts
+        self._troubled = TroubledRuns()
         self._was_ready = False
         """At the last look that the store answered."""
         self._look: asyncio.Task[tuple[str, bool]] | None = None
@@ -102,7 +103,7 @@ class StatusApi:
         books: dict[str, tuple[Ledger, QueueStats]] = {}
         for run in runs:
             queue = parts.queue(run)
-            ledger, stats = await read(run, queue.ledger()), await read(run, queue.stats())
+            ledger, stats = await self._troubled.ask(run, queue.ledger), await self._troubled.ask(run, queue.stats)
             if ledger is not None and stats is not None:
                 books[run] = ledger, stats
         return FleetSnapshot(

@@ -19,20 +19,8 @@ _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 
-async def read(run: str, reading: Awaitable[T]) -> T | None:
-    """What a run's queue says of itself; None, and a warning, where somebody else wrote to its keys: of all other runs
-    it is still to be told. Raises StoreUnavailable."""
-    try:
-        return await reading
-    except StoreUnavailable:
-        raise
-    except Exception as error:
-        _log.warning("queue_unreadable", run=run, error=repr(error))
-        return None
-
-
 class TroubledRuns:
-    """As one replica met them."""
+    """As one reader of the queues met them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -40,18 +28,25 @@ class TroubledRuns:
 
     def meet(self, run: str, error: Exception) -> None:
         """From now on it is left alone."""
+        _log.error("queue_broke", run=run, error=repr(error), exc_info=error)
         self._met[run] = (self._clock() + _ALONE_S, repr(error))
+
+    async def ask(self, run: str, question: Callable[[], Awaitable[T]]) -> T | None:
+        """What the run's queue says; None of one that is left alone, or is from now on. Raises StoreUnavailable."""
+        if run in self:
+            return None
+        try:
+            return await question()
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            self.meet(run, error)
+            return None
 
     def __contains__(self, run: str) -> bool:
         return run in self._met and self._clock() < self._met[run][0]
 
     def __str__(self) -> str:
-        """What an operator is told of those that are left alone now; empty where none is.
-
-        >>> runs = TroubledRuns(lambda: 0.0)
-        >>> runs.meet("words", ValueError("WRONGTYPE"))
-        >>> "words" in runs, "others" in runs, str(runs)
-        (True, False, "the queue of run words cannot be used: ValueError('WRONGTYPE')")
-        """
+        """What an operator is told of those that are left alone now; empty where none is."""
         told = (f"the queue of run {run} cannot be used: {why}" for run, (_, why) in self._met.items() if run in self)
         return "; ".join(told)
