@@ -286,8 +286,7 @@ class Replica:
     def _trouble(self) -> str:
         keeper, gives_way = self.keeper, self._engine.rollouts_give_way
         shares = keeper.headroom is not None and self._config.harvest.max_seats != 0
-        way_s = keeper.way.seconds
-        slo_missed = missed(self._config.slo, keeper.idle, way_s=way_s, gives_way=gives_way, shares=shares)
+        slo_missed = missed(self._config.slo, keeper.idle, way_s=keeper.way.seconds, gives_way=gives_way, shares=shares)
         return str(self.harvester.troubled) or slo_missed
 
     @contextmanager
