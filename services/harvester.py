@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from rollout.errors import LeaseLost, RewardError, StoreUnavailable
+from rollout.errors import CodecError, LeaseLost, RewardError, StoreUnavailable
 from rollout.milestone import reached
 from rollout.queue import Lease, RolloutQueue
 from rollout.types import Partial, Purpose, RolloutRequest
@@ -83,7 +83,7 @@ class Harvester:
         self.tally, self.troubled = Tally(), TroubledRuns()
 
     async def run(self) -> None:
-        """Harvest until cancelled, then give every lease back; a loop that breaks ends the other and is raised."""
+        """Harvest until cancelled, then give every lease back. A queue that breaks ends nothing of other runs."""
         try:
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(self._renew_forever())
@@ -175,9 +175,9 @@ class Harvester:
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
-            with suppress(LeaseLost, StoreUnavailable):
+            with suppress(Exception):
                 for lease in await asking:
-                    await queue.release(lease, reason=_STOPPED)
+                    await self._release(queue, lease, reason=_STOPPED)
             raise
         except StoreUnavailable as error:
             _log.warning("lease_failed", run=queue.run, error=str(error))
@@ -274,7 +274,13 @@ class Harvester:
         if held.given_up:  # what awaited above may have ended at the very moment
             raise Parted
         held.returning = True
-        await held.queue.complete(held.lease, group)
+        try:
+            await held.queue.complete(held.lease, group)
+        except (LeaseLost, StoreUnavailable, CodecError):
+            raise
+        except Exception as error:  # nothing that the group could help
+            self._leave_alone(held.queue, error)
+            raise Parted from error
         reached(Milestone.HANDED_IN)
 
     def _impossible(self, request: RolloutRequest) -> str | None:
@@ -388,4 +394,4 @@ class Harvester:
             async with asyncio.timeout(_FAREWELL_S):
                 for queue in queues:
                     with suppress(StoreUnavailable):
-                        await queue.remove_consumer(self._replica)
+                        await self.troubled.ask(queue.run, partial(queue.remove_consumer, self._replica))

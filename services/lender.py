@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from zoneinfo import ZoneInfo
 
 import structlog
@@ -222,7 +223,10 @@ class Lender:
     async def _followed(self) -> str | None:
         """Run whose weights a replica has once it is lent; None for the model as loaded."""
         run = await self._board.attached_run(self._config.fleet)
-        return None if run is None or await self._board.current(run) is None else run
+        if run is None:
+            return None
+        current = await self._troubled.ask(f"{run}: weights", partial(self._board.current, run))
+        return None if current is None else run
 
     def _leasable(self, run: str, followed: str | None) -> Sequence[Purpose]:
         """What waits for a replica that an evaluation holds counts too: it may be the one that is lent."""

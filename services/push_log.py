@@ -15,9 +15,9 @@ from services.user_window import RequestTimes
 _KEPT = 8
 _LOOK_S = 0.005
 """Between two looks at users while weights arrive: few tokens of one sequence come nearer to one another."""
-_REST = 19.0
-"""Times as long as a look took, at the least, until the next: of a thousand users one takes milliseconds, of the loop
-that also hands their tokens on."""
+_REST, _MOST_REST_S = 19.0, 0.05
+"""Times as long as a look took, at the least, until the next, but not for longer than two tokens of anybody: of a
+thousand users one takes milliseconds, of the loop that also hands their tokens on."""
 
 
 class PushLog:
@@ -73,7 +73,7 @@ class PushLog:
         while not felt.known:
             looked = self._clock()
             felt.look(looked, self._users())
-            await asyncio.sleep(max(_LOOK_S, _REST * (self._clock() - looked)))
+            await asyncio.sleep(min(_MOST_REST_S, max(_LOOK_S, _REST * (self._clock() - looked))))
         if felt.longest_s is not None:
             for push in met:
                 self._tell(push, felt.longest_s)

@@ -287,7 +287,7 @@ class Replica:
         keeper, gives_way = self.keeper, self._engine.rollouts_give_way
         shares = keeper.headroom is not None and self._config.harvest.max_seats != 0
         slo_missed = missed(self._config.slo, keeper.idle, way_s=keeper.way.seconds, gives_way=gives_way, shares=shares)
-        return str(self.harvester.troubled) or slo_missed
+        return str(self.harvester.troubled) or str(self._queues.troubled) or slo_missed
 
     @contextmanager
     def request(self, sequences: int) -> Iterator[Answer]:

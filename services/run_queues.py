@@ -21,7 +21,7 @@ class RunQueues:
         self._board = RedisBoard(store)
         self._fleet = fleet
         self._queues: dict[str, RolloutQueue] = {}
-        self._troubled = TroubledRuns()
+        self.troubled = TroubledRuns()
         self._idle: set[str] = set()
         """Runs without a group that waits or is leased, at the last look."""
 
@@ -40,7 +40,7 @@ class RunQueues:
         cannot be read counts for none. Raises StoreUnavailable."""
         waiting, idle = 0, set()
         for run, queue in list(self._queues.items()):
-            if (stats := await self._troubled.ask(run, queue.stats)) is None:
+            if (stats := await self.troubled.ask(run, queue.stats)) is None:
                 continue
             waiting += sum(stats.queued.get(purpose, 0) for purpose in purposes(run))
             if not (any(stats.queued.values()) or any(stats.leased.values())):

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -99,7 +100,8 @@ class StatusApi:
         parts, fleet = self._parts, self._parts.fleet
         attached = await parts.board.attached_run(fleet.fleet)
         runs = sorted({fleet.run, *await parts.board.runs(fleet.fleet)})
-        current = await parts.board.current(attached or fleet.run)
+        run = attached or fleet.run
+        current = await self._troubled.ask(f"{run}: weights", partial(parts.board.current, run))
         books: dict[str, tuple[Ledger, QueueStats]] = {}
         for run in runs:
             queue = parts.queue(run)

@@ -28,7 +28,8 @@ class TroubledRuns:
 
     def meet(self, run: str, error: Exception) -> None:
         """From now on it is left alone."""
-        _log.error("queue_broke", run=run, error=repr(error), exc_info=error)
+        if run not in self:  # all that is held of it is given back, and meets the same
+            _log.error("queue_broke", run=run, error=repr(error), exc_info=error)
         self._met[run] = (self._clock() + _ALONE_S, repr(error))
 
     async def ask(self, run: str, question: Callable[[], Awaitable[T]]) -> T | None:

@@ -379,6 +379,24 @@ async def test_a_run_whose_queue_broke_is_asked_again_after_a_while(monkeypatch:
     assert str(stand.harvester.troubled) == ""
 
 
+async def test_a_group_that_a_broken_queue_does_not_take_in_goes_back_unfailed_with_its_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand = Stand(max_failures=1)
+
+    async def broken(*_: object) -> None:
+        raise RuntimeError("WRONGTYPE")
+
+    monkeypatch.setattr(stand.queue, "complete", broken)
+    submission = await stand.queue.submit([request()])
+    async with stand.running():
+        async with asyncio.timeout(5):
+            while "WRONGTYPE" not in str(stand.harvester.troubled):  # noqa: ASYNC110 (nobody is told)
+                await asyncio.sleep(0.002)
+        await stand.until(submission.group_ids[0], GroupState.QUEUED)
+    assert stand.harvester.tally.lost == 0
+
+
 async def test_a_queue_that_breaks_over_what_it_is_to_keep_gets_the_group_all_the_same() -> None:
     stand, asked = Stand(), asyncio.Event()
 

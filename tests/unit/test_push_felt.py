@@ -133,4 +133,4 @@ async def test_looks_that_take_long_are_few() -> None:
 
     with PushLog(users, clock=lambda: now).arrival():
         await asyncio.sleep(0.2)
-    assert looks <= 3
+    assert looks <= 6, "of 40"

@@ -122,9 +122,9 @@ class Run:
                 return
             if left := self._missing(duel(load, best)):
                 await self._batch(left)
-            constants = self._oracle(load)["constants"]
-            if not best or constants[str(best)]["keeps"]:
+            if not best or await self._keeps(load, best):
                 return
+            constants = self._oracle(load)["constants"]
             say(f"{best} rollouts break the SLO at {load} in turns")
             fewer = (int(seats) for seats, one in constants.items() if one["keeps"] and int(seats) < best)
             search = Sweep(self._plan.seats, kept=max(fewer, default=0), broke=best)
