@@ -75,6 +75,20 @@ local function allow_when_full()
   redis.call('XACK', P .. 'rollouts:train', ENGINES, '0-1')
 end
 
+-- Redis keeps what a script wrote before it failed. Where somebody else wrote to a key that a purpose's groups may come to,
+-- this fails before anything is written, so that all of them are what they were once the key is mended.
+local function check_kinds(purpose)
+  redis.call('HLEN', LEDGER)
+  redis.call('HLEN', P .. 'limits')
+  redis.call('HLEN', P .. 'gate')
+  redis.call('HLEN', P .. 'calls')
+  redis.call('XLEN', P .. 'dead')
+  redis.call('XLEN', P .. 'experience')
+  redis.call('XLEN', rollouts(purpose))
+  redis.call('ZCARD', P .. 'leases:' .. purpose)
+  redis.call('ZCARD', P .. 'returned:' .. purpose)
+end
+
 -- The longest that a lease was ever asked for, with this one.
 local function longest_lease(lease_ms)
   local known = tonumber(redis.call('GET', P .. 'longest_lease') or 0)

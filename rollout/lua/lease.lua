@@ -132,6 +132,9 @@ if last and string.sub(last, 1, #nonce + 1) == nonce .. ' ' then -- this very ca
   return out
 end
 
+for i = 6, #ARGV do
+  check_kinds(ARGV[i])
+end
 allow_when_full()
 longest = longest_lease(lease_ms)
 for i = 6, #ARGV do

@@ -120,18 +120,33 @@ async def test_a_request_that_no_replica_can_take_is_a_dead_letter_and_others_ar
 
 
 @pytest.mark.fault("a run's keys overwritten", "P9")
-async def test_a_run_whose_ledger_somebody_overwrote_stops_no_other(run: Run, tmp_path: Path, fault: FaultRow) -> None:
+@pytest.mark.parametrize("key", ["ledger", "limits", "rollouts:eval", "leases:eval", "returned:eval"])
+async def test_a_run_whose_keys_somebody_wrote_to_stops_no_other_and_goes_on_where_it_was_once_they_are_mended(
+    run: Run, key: str, tmp_path: Path, fault: FaultRow
+) -> None:
     damaged = Run(run.store, tmp_path / f"damaged-{time.time_ns()}")
-    await damaged.queue.submit([A_REQUEST] * GROUPS)
-    await run.store.command("SET", f"test:{{{damaged.directory.name}}}:ledger", "mine")
-    ids = (await run.queue.submit([A_REQUEST] * GROUPS)).group_ids
+    ids = (await damaged.queue.submit([A_REQUEST] * GROUPS)).group_ids
+    name = f"test:{{{damaged.directory.name}}}:{key}"
+    there = bool(await run.store.command("EXISTS", name))
+    if there:
+        await run.store.command("RENAME", name, f"{name}:aside")
+    await run.store.command("SET", name, "mine")
+    others = (await run.queue.submit([A_REQUEST] * GROUPS)).group_ids
     harvester = small_harvester(damaged.queue, "replica", lease_s=5.0, others=[run.queue])
     async with harvesting(harvester):
         with fault.recovery():
             found = await until(lambda books: books.ledger.pending == 0, run.books)
-        assert "WRONGTYPE" in str(harvester.troubled)
-    fault.lost = len(set(ids) - set(found.ended_as(GroupState.DELIVERED)))
-    assert await contradictions(run.directory, run.store) == []
+        assert "cannot be used" in str(harvester.troubled)
+    fault.lost = len(set(others) - set(found.ended_as(GroupState.DELIVERED)))
+
+    await run.store.command("DEL", name)
+    if there:
+        await run.store.command("RENAME", f"{name}:aside", name)
+    async with harvesting(small_harvester(damaged.queue, "another", lease_s=5.0)):
+        mended = await until(lambda books: books.ledger.pending == 0, damaged.books)
+    fault.lost += len(set(ids) - set(mended.ended_as(GroupState.DELIVERED)))
+    for one in (run, damaged):
+        assert await contradictions(one.directory, run.store) == []
 
 
 @pytest.mark.fault("request of the schema before", "P1")
