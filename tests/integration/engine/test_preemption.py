@@ -68,17 +68,22 @@ class Unsaved:
     """Longest that this process had nothing of the machine: nobody looks then, and tokens come all the same."""
     per_s: float = 0.0
     """Tokens that a sample made at its fastest."""
+    at_once: int = 0
+    """Tokens of a sample that came between two looks, from an engine whose process had nothing of the machine or sent
+    late: nobody could save any of them in between."""
 
     def bound(self, most: int) -> float:
         """Half of it is due; an eighth may come before the next look, and more while Redis or the machine is slow."""
-        return max(most, most * 5 / 8 + self.per_s * (self.write_s + self.stall_s))
+        return max(most, most * 5 / 8 + self.per_s * (self.write_s + self.stall_s) + self.at_once)
 
     async def watch(self, replica: Replica) -> None:
         """Until cancelled."""
-        looked, sizes, since = time.monotonic(), dict[int, int](), time.monotonic()
+        looked, sizes, since, before = time.monotonic(), dict[int, int](), time.monotonic(), dict[int, int]()
         while True:
             runs = [run for held in replica.harvester._held.values() for run in held.work._runs]
             self.tokens = max([self.tokens, *(run.unsaved for run in runs)])
+            self.at_once = max([self.at_once, *(run.tokens - before.get(id(run), run.tokens) for run in runs)])
+            before = {id(run): run.tokens for run in runs}
             now = time.monotonic()
             self.stall_s, looked = max(self.stall_s, now - looked), now
             if now - since > 0.05:
