@@ -30,7 +30,8 @@ class TroubledRuns:
         """From now on it is left alone."""
         if run not in self:  # all that is held of it is given back, and meets the same
             _log.error("queue_broke", run=run, error=repr(error), exc_info=error)
-        self._met[run] = (self._clock() + _ALONE_S, repr(error))
+        alone = {one: met for one, met in self._met.items() if one in self}
+        self._met = {**alone, run: (self._clock() + _ALONE_S, repr(error))}
 
     async def ask(self, run: str, question: Callable[[], Awaitable[T]]) -> T | None:
         """What the run's queue says; None of one that is left alone, or is from now on. Raises StoreUnavailable."""
