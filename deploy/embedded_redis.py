@@ -28,6 +28,7 @@ from typing import Self
 
 import structlog
 
+from deploy.aof_tail import cut_torn_script
 from deploy.redis_address import socket_path
 from deploy.redis_lock import RunningLock
 from deploy.redis_record import Server, ServerRecord
@@ -204,6 +205,7 @@ class EmbeddedRedis:
     def _launch(self, former: Server | None) -> Server:
         binary = newest_redis_server()
         self._check_files(binary)
+        cut_torn_script(binary.path, self.directory)
         path = socket_path(former.socket if former else None)
         server, go = self._spawn([binary.path, *self._options(path)], path)
         try:
