@@ -100,7 +100,8 @@ bench-simulate: setup ## how long a simulated day of 1,000 replicas takes, into 
 # Without `setup`, whose environment has vLLM and Ray: any Python with torch for CUDA and DeepSpeed will do.
 GPU_PYTHON ?= $(if $(wildcard $(PY)),$(PY),python3)
 
-gpu-check: ## the same on CUDA with a 1.4 B bfloat16 policy, and packing against padding; GPU_PYTHON=/path/to/python
+gpu-check: ## the trainer on CUDA: its tests, then the same with a 1.4 B bfloat16 policy, and packing against padding; GPU_PYTHON=/path/to/python
+	@PYTHONPATH=$(CURDIR) $(GPU_PYTHON) -m pytest --noconftest tests/gpu $(PYTEST_ARGS)
 	@PYTHONPATH=$(CURDIR) $(GPU_PYTHON) tests/bench/bench_trainer.py --device cuda --dtype bfloat16 --size 1.5b --groups 24 \
 		--micro-batch-tokens 8192 --check-packing $(BENCH_ARGS)
 
