@@ -1,10 +1,10 @@
-"""Which ends of an append-only file are a script that was not written to its end."""
+"""Which ends of an append-only file are a command or a script that was not written to its end."""
 
 from pathlib import Path
 
 import pytest
 
-from deploy.aof_tail import ends_inside_a_script, newest_file
+from deploy.aof_tail import is_torn, newest_file
 
 
 def command(*words: bytes) -> bytes:
@@ -19,29 +19,28 @@ SCRIPT = [
 ]
 
 
-def test_every_part_of_a_script_that_has_its_begin_and_not_its_end_is_one() -> None:
-    whole = b"".join(SCRIPT)
-    assert all(ends_inside_a_script(whole[:end]) for end in range(len(SCRIPT[0]), len(whole)))
+@pytest.mark.parametrize("whole", [b"".join(SCRIPT), SCRIPT[1]], ids=["script", "command"])
+def test_every_part_that_has_its_begin_and_not_its_end_is_torn(whole: bytes) -> None:
+    assert all(is_torn(whole[:end]) for end in range(1, len(whole)))
 
 
 @pytest.mark.parametrize(
     "tail",
     [
         b"",
-        SCRIPT[0][:-1],
         b"".join(SCRIPT),
         b"".join([*SCRIPT, SCRIPT[0]]),
-        SCRIPT[1][:-3],
+        b"SET a 1",
         SCRIPT[0] + SCRIPT[0],
         SCRIPT[0] + b"SET a 1\r\n",
         SCRIPT[0] + b"*1\r\n$3\r\nSETgarbage",
         SCRIPT[0] + b"*one\r\n",
         SCRIPT[0] + bytes(64) + b"\r\n",
     ],
-    ids=["nothing", "no begin", "whole", "not the first", "no script", "nested", "inline", "damaged", "count", "zeros"],
+    ids=["nothing", "whole", "not the first", "no command", "nested", "inline", "damaged", "count", "zeros"],
 )
-def test_nothing_else_is_one(tail: bytes) -> None:
-    assert not ends_inside_a_script(tail)
+def test_nothing_else_is_torn(tail: bytes) -> None:
+    assert not is_torn(tail)
 
 
 def test_a_server_appends_to_the_newest_increment_or_to_its_one_file(tmp_path: Path) -> None:
