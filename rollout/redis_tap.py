@@ -32,8 +32,8 @@ Place = tuple[int, int]
 @dataclass(frozen=True, slots=True)
 class _Look:
     scored: int
-    dead: int
-    """A dead group may have been scored before, or never."""
+    deaths: int
+    """Of groups that had been scored before, and of others; one that is tried again has died all the same."""
     newest: Place
     entries: list[tuple[Place, str]]
 
@@ -47,7 +47,7 @@ class RedisTap:
         self._after = after
         self._prefix = f"{store.config.namespace}:{{{run}}}:"
         self._seen: int | None = None
-        """Groups that were scored or dead when everything up to then had been given out."""
+        """How many groups were scored, and deaths, when everything up to then had been given out."""
         self.scored = 0
         """Groups that the run has scored, by its ledger; without those that died afterwards."""
         self.unreadable = 0
@@ -60,18 +60,20 @@ class RedisTap:
         entries = look.entries if self._whole(look) else await self._records(look.newest)
         for page in _pages(entries, _FETCH_PAGE):
             yield await self._fetch(page)
-        self._after, self._seen = max(self._after, look.newest), look.scored + look.dead
+        self._after, self._seen = max(self._after, look.newest), look.scored + look.deaths
 
     def _whole(self, look: _Look) -> bool:
         """Whether the look shows every group that was scored since the one before."""
-        fresh = None if self._seen is None else look.scored + look.dead - self._seen
+        fresh = None if self._seen is None else look.scored + look.deaths - self._seen
         return len(look.entries) == fresh and len(look.entries) < _LOOK
 
     async def _look(self) -> _Look:
         at, sequence = self._after
         answer = await self._store.script("tap", self._key("ledger"), f"{at}-{sequence}", _LOOK)
-        scored, dead, newest, entries = answer
-        return _Look(scored, dead, _place(newest), [(_place(at), gid.decode(errors="replace")) for at, gid in entries])
+        scored, deaths, newest, entries = answer
+        return _Look(
+            scored, deaths, _place(newest), [(_place(at), gid.decode(errors="replace")) for at, gid in entries]
+        )
 
     async def _records(self, until: Place) -> list[tuple[Place, str]]:
         """The scored groups that were not read before, from their records, as far as the place `until`.

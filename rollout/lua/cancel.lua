@@ -4,6 +4,7 @@ local n = redis.call('STRLEN', P .. 'sub:' .. sid)
 if n == 0 then
   return redis.error_reply('NOTFOUND ' .. sid)
 end
+check_kinds()
 allow_when_full()
 local now, ended = now_ms(ARGV[1]), 0
 for i = 0, n - 1 do

@@ -9,7 +9,7 @@
 --   <ns>:{<run>}:returned:<purpose>    zset    "<group id> <entry id>" by time of release: leased again before fresh entries
 --   <ns>:{<run>}:experience            stream  g=<group id>; scored, not settled. The one fenced writer walks it with a cursor
 --   <ns>:{<run>}:group:<group id>      hash    state purpose attempt failures expires request entry consumer deadline
---                                              result holder reason done story kept letter; expires `retain_s` after the
+--                                              result holder reason done retried story kept letter; expires `retain_s` after the
 --                                              group's end, a dead one's `dead_retain_s`
 --   <ns>:{<run>}:salvage:<group id>    hash    "<sample>:<origin>:<start>:<stop>" -> tokens of an unfinished sample (rollout.salvage)
 --   <ns>:{<run>}:subs                  set     submission ids
@@ -17,6 +17,7 @@
 --                                              the record, and lets the audit count without the ledger
 --   <ns>:{<run>}:idempotency           hash    key -> "<body digest> <submission id>", as long as the run
 --   <ns>:{<run>}:dead                  stream  g=<group id> reason=<text> at=<ms>; the newest 10,000, "letter" in the record
+--   <ns>:{<run>}:retried               string  how often a dead group was to be tried again
 --   <ns>:{<run>}:longest_lease         string  the longest that a lease was ever asked for (ms)
 --   <ns>:{<run>}:writer                hash    token owner until ttl_ms cursor call identity
 --   <ns>:{<run>}:gate                  hash    credits max_age
@@ -75,18 +76,21 @@ local function allow_when_full()
   redis.call('XACK', P .. 'rollouts:train', ENGINES, '0-1')
 end
 
--- Redis keeps what a script wrote before it failed. Where somebody else wrote to a key that a purpose's groups may come to,
--- this fails before anything is written, so that all of them are what they were once the key is mended.
-local function check_kinds(purpose)
+-- Redis keeps what a script wrote before it failed. Where somebody else wrote to a key that all groups share, this fails
+-- before anything is written, so that they are what they were once the key is mended.
+local function check_kinds()
   redis.call('HLEN', LEDGER)
-  redis.call('HLEN', P .. 'limits')
-  redis.call('HLEN', P .. 'gate')
-  redis.call('HLEN', P .. 'calls')
+  for _, name in ipairs({'limits', 'gate', 'calls', 'idempotency'}) do
+    redis.call('HLEN', P .. name)
+  end
+  redis.call('SCARD', P .. 'subs')
   redis.call('XLEN', P .. 'dead')
   redis.call('XLEN', P .. 'experience')
-  redis.call('XLEN', rollouts(purpose))
-  redis.call('ZCARD', P .. 'leases:' .. purpose)
-  redis.call('ZCARD', P .. 'returned:' .. purpose)
+  for _, purpose in ipairs({'train', 'eval', 'collect'}) do
+    redis.call('XLEN', rollouts(purpose))
+    redis.call('ZCARD', P .. 'leases:' .. purpose)
+    redis.call('ZCARD', P .. 'returned:' .. purpose)
+  end
 end
 
 -- The longest that a lease was ever asked for, with this one.

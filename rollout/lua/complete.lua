@@ -8,7 +8,7 @@ end
 if r[1] ~= 'leased' or r[2] ~= attempt then
   return redis.error_reply('LEASELOST ' .. (r[1] or 'gone') .. ' ' .. (r[2] or '0'))
 end
-check_kinds(r[3])
+check_kinds()
 remove_entry(r[3], gid, r[4])
 local now = now_ms(ARGV[1])
 tell(gid, now, 'attempt ' .. attempt .. ' complete')

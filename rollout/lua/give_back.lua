@@ -8,7 +8,7 @@ end
 if r[1] ~= 'leased' or r[2] ~= attempt then
   return redis.error_reply('LEASELOST ' .. (r[1] or 'gone') .. ' ' .. (r[2] or '0'))
 end
-check_kinds(r[3])
+check_kinds()
 allow_when_full()
 local now, purpose, entry = now_ms(ARGV[1]), r[3], r[4]
 local failures = tonumber(r[6]) + (verb == 'fail' and 1 or 0)

@@ -71,14 +71,18 @@ local function take_fresh(purpose)
   if most <= 0 or redis.call('EXISTS', rollouts(purpose)) == 0 then
     return false
   end
-  local reply = redis.call('XREADGROUP', 'GROUP', ENGINES, consumer, 'COUNT', int(most), 'STREAMS', rollouts(purpose), '>')
+  local reply = redis.call('XREADGROUP', 'GROUP', ENGINES, RETURNED, 'COUNT', int(most), 'STREAMS', rollouts(purpose), '>')
   if not reply or not reply[1] then
     return false
+  end
+  for _, item in ipairs(reply[1][2]) do -- where one of them ends this script, the others are found among the returned
+    redis.call('ZADD', P .. 'returned:' .. purpose, int(now), (item[2][2] or '') .. ' ' .. item[1])
   end
   for _, item in ipairs(reply[1][2]) do
     local entry, gid = item[1], item[2][2] or ''
     local recorded = is_open(gid) and (redis.call('HGET', group_key(gid), 'entry') or entry)
     if recorded == entry then
+      redis.call('XCLAIM', rollouts(purpose), ENGINES, consumer, '0', entry, 'JUSTID')
       take(purpose, gid, entry, 'queued', 0)
     else -- not written by submit
       remove_entry(purpose, gid, entry)
@@ -132,9 +136,7 @@ if last and string.sub(last, 1, #nonce + 1) == nonce .. ' ' then -- this very ca
   return out
 end
 
-for i = 6, #ARGV do
-  check_kinds(ARGV[i])
-end
+check_kinds()
 allow_when_full()
 longest = longest_lease(lease_ms)
 for i = 6, #ARGV do

@@ -31,6 +31,7 @@ if w[2] and string.sub(w[2], 1, #nonce + 1) == nonce .. ' ' then -- this very ca
   return out
 end
 
+check_kinds()
 allow_when_full()
 for i = 5, #ARGV do
   local r = redis.call('HMGET', group_key(ARGV[i]), 'request', 'result', 'state')

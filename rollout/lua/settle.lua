@@ -3,6 +3,7 @@ local refused = fenced(ARGV[2])
 if refused then
   return refused
 end
+check_kinds()
 local now, outcome, reason, ended = now_ms(ARGV[1]), ARGV[3], ARGV[4], 0
 for i = 5, #ARGV do
   local r = redis.call('HMGET', group_key(ARGV[i]), 'state', 'entry', 'purpose')

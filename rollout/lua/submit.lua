@@ -21,6 +21,7 @@ if redis.call('EXISTS', P .. 'sub:' .. sid) == 1 then -- this very call, resent
   return {sid, n, 1}
 end
 
+check_kinds()
 if ARGV[5] ~= '' then
   set_limits(ARGV[5], ARGV[6], ARGV[7], ARGV[8])
 end

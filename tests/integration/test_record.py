@@ -84,6 +84,24 @@ async def test_following_misses_no_group_that_was_settled_between_two_looks(
     assert recorded(tmp_path / "run.rec") == ids
 
 
+async def test_following_misses_no_group_because_a_dead_one_is_to_be_tried_again(
+    redis_store: RedisStore, queue: RedisQueue, tmp_path: Path
+) -> None:
+    token = await queue.acquire_writer("trainer", ttl_s=60)
+    await queue.submit([a_request()])
+    (lease,) = await queue.lease("engine", count=1, lease_s=60, purposes=BOTH)
+    await queue.reject(lease, reason="as a test")
+    ids = await scored(queue, 2)
+    tap = RedisTap(redis_store, queue.run)
+    with RecordingWriter(tmp_path / "run.rec", run=queue.run) as file:
+        assert await record(tap, file) == 2
+        ids += await scored(queue, 1)
+        await queue.settle(token, ids[2:], GroupState.FILTERED)
+        await queue.retry(lease.group_id)
+        assert await record(tap, file) == 1
+    assert recorded(tmp_path / "run.rec") == ids
+
+
 async def test_a_stopped_recorder_goes_on_where_its_file_ends(
     redis_store: RedisStore, queue: RedisQueue, tmp_path: Path
 ) -> None:
