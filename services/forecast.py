@@ -96,7 +96,9 @@ class Forecast:
         late = [value for seen, value in self._seen if seen > middle]
         early = [value for seen, value in self._seen if seen <= middle]
         level = _mean(late)
-        trend = (level - _mean(early)) / self._window_s if early else 0.0
+        # a moment after the start is no window: nobody is in flight to whoever has just begun to look
+        known = bool(early) and self._seen[0][0] <= middle - self._window_s / 2
+        trend = (level - _mean(early)) / self._window_s if known else 0.0
         # an average is that of the middle of its window
         recent = level + max(0.0, trend) * (self._window_s / 2 + horizon_s)
         return max(self._seen[-1][1], upper(recent), upper(self._day.most(wall, wall + horizon_s)))

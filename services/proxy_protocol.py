@@ -60,6 +60,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._beside += len(data) - (self._body - body)
         if self._is_over() and not self._refused and not self.transport.is_closing():
             self._refuse()
+        elif self._deadline is None and not self._refused and self._is_idle():
+            self._expect_head()  # any byte has ended uvicorn's keep-alive
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= _MOST_WAITING:
@@ -131,9 +133,16 @@ class BoundedHttp(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
 
+    def _is_idle(self) -> bool:
+        """Whether nobody answers here."""
+        return not self.pipeline and (self.cycle is None or self.cycle.response_complete)
+
     def _too_slow(self) -> None:
+        self._deadline = None
         if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
+        elif self._in_head:
+            self._expect_head()
 
 
 def install(limits: ProxyLimits) -> None:

@@ -30,6 +30,8 @@ from services.tries import Tries
 from services.user_window import RequestTimes
 
 _OUTAGE_WAIT_S = 1.0
+_LONGEST_WAIT = 10
+"""Times as long, when it goes wrong again and again: a damaged version is read each time."""
 
 _log = structlog.get_logger(__name__)
 
@@ -180,9 +182,11 @@ class Reconciler:
 
     async def run(self) -> None:
         """Compare and catch up until cancelled. Raises EngineBroken: then only a restart of the replica helps."""
+        failures = 0
         while True:
             try:
                 await self.step()
+                failures = 0
                 await asyncio.sleep(self._config.poll_s)
             except EngineBroken:
                 raise
@@ -190,9 +194,9 @@ class Reconciler:
                 _log.warning("board_unavailable", error=str(error))
                 await asyncio.sleep(_OUTAGE_WAIT_S)
             except NightshiftError as error:
-                self.detail = str(error)
-                _log.warning("reconcile_failed", error=str(error))
-                await asyncio.sleep(_OUTAGE_WAIT_S)
+                failures, self.detail = failures + 1, str(error)
+                _log.warning("reconcile_failed", error=self.detail)
+                await asyncio.sleep(_OUTAGE_WAIT_S * min(failures, _LONGEST_WAIT))
             except Exception as error:
                 # The weights in use go on serving users; a replica that ended here would take their requests with it
                 # and be replaced by one that meets the same. How far behind it is, is not known any more.

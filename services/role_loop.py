@@ -21,7 +21,7 @@ from services.lending_config import LendingConfig
 from services.reconcile import Reconciler
 from services.roles import Event, Limits, Standing, after, expires_at
 from services.seat_keeper import SeatKeeper
-from services.swap import EngineBroken, WeightSwap
+from services.swap import NO_GAP, EngineBroken, WeightSwap
 from services.switch_log import SwitchLog
 
 _WANTED = "users need the replica"
@@ -90,8 +90,8 @@ class RoleLoop:
     async def rehearse(self, token_ids: Sequence[Sequence[int]]) -> None:
         """To the policy and back before users come: both load, and what each computes is known from here on.
 
-        Raises EngineBroken where the policy does not load, LendingImpossible where the way back does not lead back, or
-        either way takes longer than it may.
+        Raises LendingImpossible where the policy does not load, the way back does not lead back, or either way takes
+        longer than it may; EngineBroken where neither model loads.
         """
         ids = tuple(tuple(row) for row in token_ids)
         self._canaries[self._production] = Canary(ids, await self._swap.scores(ids))
@@ -106,6 +106,9 @@ class RoleLoop:
             gap = await self._swap.gap(self._canaries[model])
             self.log.mark("verified")
             self.log.end(rehearsed=True)
+            if gap == NO_GAP:
+                why = self._swap.unscored or "its logprobs are not finite"
+                raise LendingImpossible(f"the engine cannot compute with {model}: {why}")
             if (took_s := self._clock() - began) >= limit_s:
                 raise LendingImpossible(
                     f"lending.{name}={limit_s:g} is not enough: to swap {model} in and check it took {took_s:.3g} s"

@@ -13,6 +13,7 @@ from services.rehearsal import RehearsalFailed, rehearse
 from services.rollout_adapters import RolloutAdapters
 from services.staging import Staging
 from services.swap import Spare, WeightSwap
+from services.tensor_shapes import shapes_in
 from services.vllm_engine import USER_ADAPTER, VllmEngine
 
 WayIn = WeightSwap | RolloutAdapters
@@ -33,6 +34,8 @@ def way_in(
             aside=nullcontext if config.push.rollouts == "keep" else aside,
             spare=spare,
             ahead=config.push.ahead,
+            model=config.served.path,
+            shapes=shapes_in(config.served.path),
         )
     return RolloutAdapters(
         engine,

@@ -13,6 +13,7 @@ import structlog
 
 from rollout.errors import NightshiftError
 from rollout.weights import Canary, WeightManifest
+from services.tensor_shapes import Shapes, misshapen
 
 _log = structlog.get_logger(__name__)
 
@@ -126,16 +127,23 @@ class WeightSwap:
         spare: Spare = nullcontext,
         ahead: bool = True,
         refresh_tied_head: bool = True,
+        model: Path | None = None,
+        shapes: Shapes | None = None,
     ) -> None:
-        """With `ahead` there is something to `prepare`. Within `aside` the engine works on no rollout: their tokens are
-        to be of the weights that they say, from the first one computed to the last, while users' requests go on with
-        what was computed of them. Within `spare` it has a seat for a check."""
+        """`model` is what the engine was started with, and `shapes` those of its tensors. With `ahead` there is
+        something to `prepare`. Within `aside` the engine works on no rollout: their tokens are to be of the weights
+        that they say, from the first one computed to the last, while users' requests go on with what was computed
+        of them. Within `spare` it has a seat for a check."""
         self._engine = engine
         self._aside = aside
         self._spare = spare
         self._watchdog_s = watchdog_s
         self._ahead = ahead
         self._refresh_tied_head = refresh_tied_head
+        self._model = model
+        self._shapes = shapes or {}
+        self._unloaded = ""
+        """Why the engine has its first model's weights in the place of what was loaded last; empty where it has not."""
         self.broken = ""
         """Why the engine must be replaced; empty while it is well."""
         self.unscored: Unscored | None = None
@@ -152,7 +160,7 @@ class WeightSwap:
 
     def refusal(self, manifest: WeightManifest) -> str:
         if manifest.adapter is None:
-            return ""
+            return misshapen(manifest, self._shapes)
         return (
             f"version {manifest.version} is a LoRA adapter of rank {manifest.adapter.rank} alone"
             " (train.lora.publish=adapter), but this fleet's sharing.mode takes whole weights; use publish=merged, or"
@@ -184,8 +192,9 @@ class WeightSwap:
     async def load(self, directory: Path, *, version: int, fallback: Path | None = None) -> float:
         """Load a directory, or `fallback` where that fails; returns how long generation stood still, in seconds.
 
-        Raises EngineBroken, and sets `broken`, when neither loads or the watchdog runs out. A load that takes too long
-        is not cancelled: nothing may come between the workers and their reply.
+        Where neither loads, the engine gets back what it was started with, so that users are served, and `gap` is
+        NO_GAP. Raises EngineBroken, and sets `broken`, when that fails too or the watchdog runs out. A load that takes
+        too long is not cancelled: nothing may come between the workers and their reply.
         """
         if self.broken:
             raise EngineBroken(self.broken)
@@ -210,6 +219,9 @@ class WeightSwap:
         NO_GAP when the engine fails to answer, or does not within the watchdog's time: what cannot be checked is not
         verified, and no reason to end a replica that serves users.
         """
+        if self._unloaded:
+            self.unscored = Unscored(self._unloaded)
+            return NO_GAP
         gap, self.unscored = await canary_gap(
             canary, self._score, longest=self.max_scored_tokens, watchdog_s=self._watchdog_s, spare=self._spare
         )
@@ -234,16 +246,28 @@ class WeightSwap:
 
     async def _load(self, directory: Path, version: int, fallback: Path | None) -> None:
         await self._engine.pause()
-        try:
-            await self._engine.reload(directory, refresh_tied_head=self._refresh_tied_head)
-        except Exception as error:
-            if fallback is None or fallback == directory:
-                raise
-            # a half-done reload leaves layers without storage, so the engine stays paused until one succeeds
-            _log.warning("reload_failed", directory=str(directory), error=repr(error), fallback=str(fallback))
-            await self._engine.reload(fallback, refresh_tied_head=self._refresh_tied_head)
-        await self._engine.set_version(version)
+        loaded, error = await self._first_that_loads(
+            list(dict.fromkeys(way for way in (directory, fallback, self._model) if way is not None))
+        )
+        own = loaded not in (directory, fallback)
+        self._unloaded = f"it could not be loaded: {error!r}" if own else ""
+        await self._engine.set_version(0 if own else version)
         await self._engine.resume()
+
+    async def _first_that_loads(self, ways: Sequence[Path]) -> tuple[Path, Exception | None]:
+        """And what the one before it raised. A half-done reload leaves layers without storage, so the engine stays
+        paused until one succeeds. Raises what the last of them raised."""
+        met: Exception | None = None
+        for directory in ways[:-1]:
+            try:
+                await self._engine.reload(directory, refresh_tied_head=self._refresh_tied_head)
+            except Exception as error:
+                _log.warning("reload_failed", directory=str(directory), error=repr(error))
+                met = error
+            else:
+                return directory, met
+        await self._engine.reload(ways[-1], refresh_tied_head=self._refresh_tied_head)
+        return ways[-1], met
 
 
 async def canary_gap(

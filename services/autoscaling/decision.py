@@ -58,7 +58,7 @@ def decide(before: Wanted, load: FleetLoad, now: float, scaling: Scaling) -> Wan
     less than a start, and are users' then: whoever called them back saw the load before the arrivals of the last
     `rate_window_s` show it.
     """
-    users = _users(_with_returned(before, load), load, now, scaling)
+    users = _users(_with_returned(before, load, scaling), load, now, scaling)
     beside_lent = max(users.value, scaling.min_serving) if load.lent else users.value
     base = max(users.value, min(before.base, scaling.max_replicas, beside_lent + load.lent))
     if scaling.rollout_budget is None:
@@ -87,11 +87,13 @@ def _with_inherited(before: Wanted, base: int) -> Extra:
     return replace(before.extra, replicas=Steady(steady.value + found)) if found > 0 else before.extra
 
 
-def _with_returned(before: Wanted, load: FleetLoad) -> Steady:
+def _with_returned(before: Wanted, load: FleetLoad, scaling: Scaling) -> Steady:
     """`before.users` and the replicas that are not lent any more, which go like others when they were not needed for
-    `downscale_delay_s`."""
-    returned = max(0, before.lent - load.lent)
-    users = min(before.base, before.users.value + returned)
+    `downscale_delay_s`: they come to those that served, of which users may have needed fewer."""
+    if load.lent >= before.lent:
+        return before.users
+    served = max(before.users.value, scaling.min_serving)
+    users = min(before.base, served + before.lent - load.lent)
     return Steady(users) if users > before.users.value else before.users
 
 

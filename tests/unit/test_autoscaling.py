@@ -258,6 +258,9 @@ def test_lent_replicas_stay_beside_those_that_the_lender_leaves_to_users() -> No
     night = after(begin(4), 900, scaling, load(1.0, lent=2))
     assert (night.users.value, night.total) == (1, 4)
     assert after(night, 900, scaling, load(1.0, lent=0)).total == 1, "those that nobody needs go"
+    recalled = after(night, 1, scaling, load(1.0, lent=1))
+    assert recalled.total == 4, "one that is called back comes to all that the lender leaves to users"
+    assert after(recalled, 1, scaling, load(1.0, lent=0)).total == 4
 
 
 def test_a_clock_that_is_set_back_delays_no_replica_for_longer_than_usual() -> None:

@@ -52,6 +52,14 @@ def test_a_rise_goes_on_as_far_as_one_looks() -> None:
     assert demand(rising, 119, 30) == pytest.approx(upper(119.5 + 30), rel=0.02)
 
 
+def test_what_came_a_moment_after_the_start_is_no_rise() -> None:
+    """Nobody is in flight to a gateway that has just begun."""
+    calm = Forecast()
+    for second in range(62):
+        calm.observe(second, 0.0 if second < 2 else 12.0, wall=second)
+    assert demand(calm, 61, 30) == demand(fed([12.0] * 62), 61, 30)
+
+
 def test_a_fall_is_not_counted_upon() -> None:
     falling = fed([120.0 - second for second in range(120)])
     assert demand(falling, 119, 60) == pytest.approx(upper(30.5), rel=0.05)

@@ -274,3 +274,14 @@ async def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.M
             await asyncio.sleep(0.5)  # a body may take its time: how long, the gateway says
             await client.send(b"x")
             assert (await client.answer()).status == 200
+
+
+async def test_a_connection_that_was_answered_and_says_no_more_than_an_empty_line_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has ended uvicorn's keep-alive, and begins no request."""
+    async with serving(monkeypatch, head_s=0.3) as server, server.client() as client:
+        await client.send(GET, b"\r\n")
+        assert (await client.answer()).status == 200
+        await client.send(b"\r\n")
+        assert await client.closed()

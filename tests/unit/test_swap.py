@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from rollout.weights import Canary
-from services.swap import NO_GAP, WeightSwap, mean_gap
+import pytest
+
+from rollout.weights import Canary, TensorSpec, WeightManifest
+from services.swap import NO_GAP, EngineBroken, WeightSwap, mean_gap
 
 
 class Engine:
@@ -207,3 +209,67 @@ async def test_generation_stands_still_when_users_who_wait_have_their_first_toke
     swap = WeightSwap(Asked(), watchdog_s=5)
     await swap.load(Path("weights"), version=1)
     assert said == ["first tokens, still False", "pause, still True"]
+
+
+class Choosy(Engine):
+    """Loads some directories alone."""
+
+    def __init__(self, *loads: str) -> None:
+        super().__init__()
+        self.loads, self.tried, self.version, self.paused = loads, list[str](), -1, False
+
+    async def pause(self) -> None:
+        self.paused = True
+
+    async def resume(self) -> None:
+        self.paused = False
+
+    async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
+        self.tried.append(str(directory))
+        if str(directory) not in self.loads:
+            raise RuntimeError(f"no weights in {directory}")
+
+    async def set_version(self, version: int) -> None:
+        self.version = version
+
+
+CANARY = Canary(((1, 2),), ((-1.0,),))
+
+
+async def test_an_engine_that_cannot_load_what_is_new_gets_back_what_it_was_started_with() -> None:
+    engine = Choosy("model", "next")
+    swap = WeightSwap(engine, watchdog_s=5, model=Path("model"))
+    await swap.load(Path("copy"), version=7, fallback=Path("artefact"))
+    assert engine.tried == ["copy", "artefact", "model"]
+    assert (engine.version, engine.paused, swap.broken) == (0, False, "")
+    assert await swap.gap(CANARY) == NO_GAP
+    assert "no weights in artefact" in str(swap.unscored)
+    await swap.load(Path("next"), version=8)
+    assert (engine.version, await swap.gap(CANARY), swap.unscored) == (8, 0.0, None)
+
+
+async def test_an_artefact_that_loads_in_the_place_of_its_copy_is_the_version() -> None:
+    engine = Choosy("artefact", "model")
+    swap = WeightSwap(engine, watchdog_s=5, model=Path("model"))
+    await swap.load(Path("copy"), version=7, fallback=Path("artefact"))
+    assert (engine.version, await swap.gap(CANARY)) == (7, 0.0)
+
+
+async def test_an_engine_that_loads_nothing_any_more_is_broken() -> None:
+    swap = WeightSwap(Choosy(), watchdog_s=5, model=Path("model"))
+    with pytest.raises(EngineBroken, match="no weights in model"):
+        await swap.load(Path("copy"), version=7, fallback=Path("artefact"))
+    assert swap.broken
+
+
+def test_a_version_of_another_model_is_refused_by_the_first_tensor_that_differs() -> None:
+    def version(*shapes: tuple[str, tuple[int, ...]]) -> WeightManifest:
+        specs = tuple(TensorSpec(name, "bfloat16", shape, "bucket") for name, shape in shapes)
+        return WeightManifest("policy", 3, 3, specs, (), CANARY, 1, 0)
+
+    swap = WeightSwap(Engine(), watchdog_s=5, shapes={"embed": (320, 64), "layers.0.norm": (64,)})
+    assert not swap.refusal(version(("embed", (320, 64)), ("layers.0.norm", (64,)), ("lm_head", (320, 64))))
+    assert not swap.refusal(version())
+    refusal = swap.refusal(version(("layers.0.norm", (64,)), ("embed", (320, 128))))
+    assert "its embed is 320 x 128, that of the fleet's model.path 320 x 64" in refusal
+    assert "version 3" in refusal

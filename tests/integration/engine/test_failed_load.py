@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from rollout.errors import WeightsError
+from rollout.weights import Canary
 from services.rehearsal import independent_logprobs
-from services.swap import WeightSwap
+from services.swap import NO_GAP, WeightSwap
+from services.tensor_shapes import shapes_in
 from tests.engine_rig import Rig
 
 IDS = (72, 73, 74, 75)
@@ -31,3 +33,27 @@ async def test_a_load_that_fails_is_said_by_every_worker_and_the_engine_takes_th
     await swap.load(rig.model, version=0)
     assert await rig.engine.score(IDS) == pytest.approx(known, abs=1e-5)
     assert known == pytest.approx(independent_logprobs(rig.model, (IDS,))[0], abs=1e-3)
+
+
+async def test_a_version_that_no_engine_can_load_leaves_the_users_with_the_first_model(
+    rig: Rig, tmp_path: Path
+) -> None:
+    shutil.copytree(rig.model, broken := tmp_path / "broken")
+    for file in broken.glob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-64])
+    swap = WeightSwap(rig.engine, watchdog_s=30, model=rig.model)
+    await swap.load(rig.model, version=0)
+    known = await rig.engine.score(IDS)
+    await swap.prepare(broken)
+    await swap.load(broken, version=7)
+    assert await rig.engine.score(IDS) == pytest.approx(known, abs=1e-5)
+    assert await swap.gap(Canary((IDS,), (known,))) == NO_GAP
+    assert "could not be loaded" in str(swap.unscored)
+    await swap.load(rig.model, version=0)
+    assert await swap.gap(Canary((IDS,), (known,))) < 1e-4
+
+
+def test_the_shapes_of_a_model_are_those_of_its_tensors(rig: Rig) -> None:
+    shapes = shapes_in(rig.model)
+    assert len(shapes) > 10
+    assert all(len(shape) in {1, 2} for shape in shapes.values())
