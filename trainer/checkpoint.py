@@ -106,8 +106,10 @@ class CheckpointStore:
     def newest(self) -> Checkpoint | None:
         """The newest intact checkpoint, or None when the run has none. Reads every byte of it: call it in a thread.
 
-        A damaged one is reported and passed over once; raises CheckpointError when the one before is damaged too.
+        A damaged one is reported and passed over once; raises CheckpointError when the one before is damaged too. What
+        one that never came to its end left is removed: it may hold all the room that there is on the disk.
         """
+        self._remove_unfinished()
         directories = complete_checkpoints(self._directory)
         problems = []
         for number, directory in enumerate(directories[:2]):
@@ -130,10 +132,13 @@ class CheckpointStore:
         """See `newest_step`."""
         return newest_step(self._directory)
 
-    def _make_room(self, temporary: Path) -> None:
-        """What checkpoints that never came to their end left would fill the disk in time."""
+    def _remove_unfinished(self) -> None:
         for left in self._directory.glob(".step-*.tmp"):
             shutil.rmtree(left, ignore_errors=True)
+
+    def _make_room(self, temporary: Path) -> None:
+        """What checkpoints that never came to their end left would fill the disk in time."""
+        self._remove_unfinished()
         (temporary / "policy").mkdir(parents=True)
 
     def _retire(self) -> None:

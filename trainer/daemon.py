@@ -184,8 +184,8 @@ def _join_ray(stack: AsyncExitStack, config: TrainConfig, signals: Signals) -> N
 
 
 def _prompts(config: TrainConfig, path: Path, tokenise: Callable[..., tuple[Sequence[int], str]]) -> list[Prompt]:
-    """Raises ConfigError also where prompt and response cannot fit the model."""
-    from trainer.models import context_length
+    """Raises ConfigError also where prompt and response cannot fit the model, or it has no row for one of their ids."""
+    from trainer.models import context_length, vocabulary_size
 
     prompts = read_prompts(path, tokenise, max_prompt_tokens=config.prompts.max_prompt_tokens)
     longest = max(len(prompt.prompt_ids) for prompt in prompts)
@@ -196,6 +196,11 @@ def _prompts(config: TrainConfig, path: Path, tokenise: Callable[..., tuple[Sequ
                 f"{path}: the longest prompt has {longest} tokens, with sampling.max_tokens="
                 f"{config.sampling.max_tokens} that is above the context of {limit} of {model}"
             )
+    largest, rows = max(max(prompt.prompt_ids) for prompt in prompts), vocabulary_size(config.model.path)
+    if rows is not None and largest >= rows:
+        raise ConfigError(
+            f"{path}: a prompt has token id {largest}, but {config.model.path} has a vocabulary of {rows}"
+        )
     return prompts
 
 

@@ -61,12 +61,12 @@ async def evaluate(
         if config.evaluation.greedy:
             asked.append(await _submit(queue, prompts, config, f"{key}:greedy", greedy=True))
         ids = [submission.group_ids for submission in asked]
-        await _ended(queue, [*chain(*ids)], config.stall_s)
+        ended = await _ended(queue, [*chain(*ids)], config.stall_s)
     except asyncio.CancelledError:
         with suppress(NightshiftError):
             await asyncio.gather(*(queue.cancel(submission.id) for submission in asked))
         raise
-    groups = await queue.status([*chain(*ids)], with_groups=True)
+    groups = [ended.get(group_id) for group_id in chain(*ids)]
     first = len(ids[0])
     return _summarise(groups[:first], groups[first:], label, step, time.monotonic() - started)
 
@@ -90,14 +90,17 @@ async def _submit(
             await asyncio.sleep(MEMORY_S)
 
 
-async def _ended(queue: RolloutQueue, group_ids: Sequence[str], stall_s: float) -> None:
-    open_ids = list(group_ids)
+async def _ended(queue: RolloutQueue, group_ids: Sequence[str], stall_s: float) -> dict[str, GroupStatus]:
+    """Each as it ends: an evaluation may take longer than the server keeps what has ended."""
+    open_ids, found = list(group_ids), dict[str, GroupStatus]()
     progress = time.monotonic()
     while True:
         states = await queue.status(open_ids)
         left = [i for i, s in zip(open_ids, states, strict=True) if s is not None and s.state not in TERMINAL_STATES]
+        over = sorted(set(open_ids) - set(left))
+        found |= {one.group_id: one for one in await queue.status(over, with_groups=True) if one is not None}
         if not left:
-            return
+            return found
         if len(left) < len(open_ids):
             progress = time.monotonic()
         elif time.monotonic() - progress > stall_s:

@@ -20,6 +20,7 @@ from trainer.signals import Signals
 
 if TYPE_CHECKING:
     from trainer.holder import Holder
+    from trainer.intake import PolicyLimits
     from trainer.loop import Parts
     from trainer.publish import Publisher
     from trainer.worker_group import GroupStarter
@@ -112,11 +113,9 @@ def _parts(
     workers: "Workers",
     holder: "Holder",
 ) -> "Parts":
-    from trainer.intake import PolicyLimits
     from trainer.journal import Journal
     from trainer.loop import Parts
     from trainer.metrics import MetricsLog
-    from trainer.models import context_length, vocabulary_size
 
     journal, metrics = Journal(config.run_dir / "journal.jsonl"), MetricsLog(config.run_dir)
     stack.callback(journal.close)
@@ -132,8 +131,18 @@ def _parts(
         metrics=metrics,
         eval_prompts=inputs.eval_prompts,
         holder=holder,
-        limits=PolicyLimits(vocabulary_size(config.model.path), context_length(config.model.path)),
+        limits=_limits(config),
     )
+
+
+def _limits(config: TrainConfig) -> "PolicyLimits":
+    """Of a group that policy and critic can both compute."""
+    from trainer.intake import PolicyLimits
+    from trainer.models import context_length, vocabulary_size
+
+    models = {config.model.path, (config.critic and config.critic.path) or config.model.path}
+    contexts = [limit for model in models if (limit := context_length(model)) is not None]
+    return PolicyLimits(vocabulary_size(config.model.path), min(contexts, default=None))
 
 
 def _publisher(config: TrainConfig, claim: Claim, prompts: Sequence[Prompt], workers: "Workers") -> "Publisher":

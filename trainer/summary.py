@@ -9,13 +9,15 @@ Totals = dict[str, float]
 """Sums over steps, kept in the checkpoint. `age:<n>` counts samples, `seconds:<phase>` adds up wall time."""
 
 
+_TRAINED = ("groups", "samples", "trained_tokens")
+"""Of a step that was applied; one that was not has trained nothing."""
+
+
 def add_step(totals: Totals, record: Mapping[str, Any]) -> None:
     """Add one line of metrics.jsonl to the totals, in place."""
     for key in (
-        "groups",
-        "samples",
+        *(_TRAINED if record["applied"] else ()),
         "generated_tokens",
-        "trained_tokens",
         "stale_groups",
         "stale_tokens",
         "filtered_groups",

@@ -17,7 +17,7 @@ class PromptsConfig(Settings):
 
     train: Path
     eval: Path | None = None
-    shuffle_seed: int = 0
+    shuffle_seed: int = Field(default=0, ge=0)
     """Order of each epoch."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
     """Longer prompts are an error at start that names the line."""

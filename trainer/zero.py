@@ -164,11 +164,16 @@ def scatter_optimizer(engine: Any, workers: WorkersConfig, state: Mapping[str, T
             "the checkpoint is of a run with dtype=bfloat16, whose weights in full precision dtype=float32 would lose;"
             " go on with bfloat16, or begin another run with model.path at the checkpoint's policy/"
         )
+    if workers.dtype != "float32" and not any(key.startswith("master.") for key in state):
+        raise CheckpointError(
+            f"the checkpoint is of a run with dtype=float32, and dtype={workers.dtype} would round what it has learned;"
+            " go on with float32, or begin another run with model.path at the checkpoint's policy/"
+        )
     _create_optimizer_state(engine, workers, step)
     for name, parameter in trained_parameters(engine.module).items():
         for moment in _MOMENTS:
             _set_optimizer_state(engine, workers, parameter, moment, state[f"{moment}.{name}"])
-        if workers.dtype != "float32" and f"master.{name}" in state:
+        if workers.dtype != "float32":
             _set_master(workers, parameter, state[f"master.{name}"])
 
 

@@ -176,6 +176,17 @@ def test_a_bfloat16_run_does_not_go_on_in_float32_without_its_full_weights(model
         PolicyCore(spec(tmp_path, 0, dtype="float32")).load_state(tmp_path)
 
 
+def test_a_float32_run_does_not_go_on_in_bfloat16_which_would_round_its_weights(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    core = PolicyCore(spec(model_dir, 1))
+    trained_logprobs(core, 1)
+    core.export(tmp_path, bucket_bytes=1 << 28)
+    core.save_state(tmp_path)
+    with pytest.raises(CheckpointError, match=r"run with dtype=float32, and dtype=bfloat16 would round"):
+        PolicyCore(spec(tmp_path, 1, dtype="bfloat16")).load_state(tmp_path)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_an_export_in_small_buckets_loads_as_the_same_model(architecture: Architecture, tmp_path: Path) -> None:
     source = build_policy(tmp_path / "source", architecture)

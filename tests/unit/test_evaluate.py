@@ -13,8 +13,8 @@ from rollout.config import RedisConfig
 from rollout.errors import QueueFull, StoreFull
 from rollout.memory_queue import MemoryQueue
 from rollout.prompts import Prompt
-from rollout.queue import QueueLimits, Submission
-from rollout.types import Purpose, RolloutRequest
+from rollout.queue import GroupStatus, Lease, QueueLimits, Submission
+from rollout.types import GroupState, Purpose, RolloutRequest
 from tests.queue_records import a_group
 from tests.trainer_kit import train_config
 from trainer.evaluate import Evaluation, evaluate
@@ -52,6 +52,39 @@ async def test_a_later_session_may_ask_with_other_settings(tmp_path: Path) -> No
     queue = MemoryQueue("run")
     await evaluated(queue, tmp_path, session=1, reward=1.0)
     assert (await evaluated(queue, tmp_path, session=2, reward=1.0, n=4)).samples == 12
+
+
+class Forgetful(MemoryQueue):
+    """Keeps what has ended for two looks."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(run)
+        self.looks: dict[str, int] = {}
+
+    async def status(self, group_ids: Sequence[str], *, with_groups: bool = False) -> list[GroupStatus | None]:
+        found = await super().status(group_ids, with_groups=with_groups)
+        for one in found:
+            if one is not None and one.state is GroupState.DELIVERED:
+                self.looks[one.group_id] = self.looks.get(one.group_id, 0) + 1
+        return [None if one is not None and self.looks.get(one.group_id, 0) > 2 else one for one in found]
+
+
+async def test_an_evaluation_may_take_longer_than_what_has_ended_is_kept(tmp_path: Path) -> None:
+    queue = Forgetful("run")
+    config = train_config(tmp_path, RedisConfig(), "run", tmp_path)
+    evaluating = asyncio.create_task(evaluate(queue, PROMPTS, config, session=1, label="end", step=4))
+    for reward in (0.0, 0.5, 1.0):
+        leases: list[Lease] = []
+        for _ in range(1000):
+            leases = leases or await queue.lease("engine", count=1, lease_s=60, purposes=[Purpose.EVAL])
+            await asyncio.sleep(0 if leases else 0.005)
+        n = leases[0].request.n
+        await queue.complete(leases[0], a_group(n, rewards=(reward,) * n))
+        await asyncio.sleep(5 * trainer.evaluate._POLL_S)
+    working = asyncio.create_task(engines(queue, 1.0))
+    found = await evaluating
+    working.cancel()
+    assert (found.reward_sampled, found.failed_groups) == (0.5, 0)
 
 
 async def test_an_evaluation_that_is_cancelled_leaves_no_work_behind(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ BASE: dict[str, Any] = {
         ({"evaluation": {"every": 5}}, r"evaluation.every=5 .* prompts.eval"),
         ({"algorithm": {"kl_in": "reward"}}, r"kl_in=reward .* kl_coef=0"),
         ({"staleness": {"min_group_samples": 1}}, r"min_group_samples=1 .* algorithm.advantage=grpo"),
+        ({"prompts": {"train": "p.jsonl", "shuffle_seed": -1}}, "greater than or equal to 0"),
         ({"steps": 0}, "greater than or equal to 1"),
         ({"stepz": 3}, "Extra inputs are not permitted"),
         ({"run": "Not A Name"}, "String should match"),

@@ -56,6 +56,15 @@ async def test_tokens_of_stale_groups_reach_the_summary() -> None:
     assert (summary["groups_stale"], summary["tokens_stale"]) == (4, 28)
 
 
+def test_a_step_that_was_not_applied_has_trained_nothing() -> None:
+    totals: Totals = {}
+    record = {"groups": 4, "samples": 16, "trained_tokens": 100.0, "generated_tokens": 120, "staleness": {}}
+    for applied in (True, False):
+        add_step(totals, {**record, "applied": applied})
+    assert [totals[name] for name in ("groups", "samples", "trained_tokens", "generated_tokens")] == [4, 16, 100, 240]
+    assert totals["skipped_steps"] == 1
+
+
 async def collected(queue: MemoryQueue, token: int, *, max_filtered: int) -> Intake:
     intake = await collect(
         queue,
