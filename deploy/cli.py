@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -43,9 +44,18 @@ def run(argv: Sequence[str]) -> int:
             return _say(f"{flags[0]}: give --all-flags without other settings; it lists their defaults", USAGE)
         args.run = _list_flags
         return _guarded(args, flags)
+    if (setting := _before_file(args, argv, flags)) is not None:
+        return _say(f"{setting}: give FILE before settings, or {setting}=VALUE", USAGE)
     _set_logging(debug=args.debug, talkative=args.command == "train")
     signal.signal(signal.SIGTERM, _interrupt)
     return _guarded(args, flags)
+
+
+def _before_file(args: argparse.Namespace, argv: Sequence[str], flags: Sequence[str]) -> str | None:
+    """The setting whose value was taken for the command's FILE: the parser does not know which settings have one."""
+    file = getattr(args, "file", None)
+    before = next((before for before, word in pairwise(argv) if file is not None and path(word) == file), "")
+    return before if before.startswith("--") and "=" not in before and before in flags else None
 
 
 def _list_flags(_args: argparse.Namespace, _flags: list[str]) -> int:

@@ -74,6 +74,7 @@ class Guardian:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            cwd=Path(__file__).parent.parent,  # what lies in somebody's directory may be called deploy, too
         )
 
     def dismiss(self) -> None:

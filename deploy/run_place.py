@@ -49,9 +49,22 @@ def find_run(files: Sequence[Path], given: Mapping[str, str]) -> RunPlace:
     asked = layered(_Asked, lambda settings: InitSettingsSource(settings, _nested(given)), files)
     directory = absolute(asked.train.runs_dir) / asked.run
     recorded = _recorded(directory / "config.json")
-    redis = asked.redis or _recorded_redis(recorded.get("redis") or {})
+    redis = _server(asked.redis, given, recorded.get("redis") or {})
     redis = redis.model_copy(update={"dir": absolute(redis.dir)})
     return RunPlace(asked.run, directory, redis, replay=recorded.get("replay") is not None)
+
+
+def _server(asked: RedisConfig | None, given: Mapping[str, str], recorded: dict[str, Any]) -> RedisConfig:
+    """A directory that is given on the command line is not overruled by an address that the environment or a file has,
+    and settings that name no server leave the recorded one in its place."""
+    if asked is None:
+        return _recorded_redis(recorded)
+    if "redis.dir" in given and "redis.url" not in given:
+        return asked.model_copy(update={"url": None})
+    if asked.url is None and "dir" not in asked.model_fields_set:
+        said = {name: getattr(asked, name) for name in asked.model_fields_set}
+        return _recorded_redis(recorded).model_copy(update=said)
+    return asked
 
 
 def _nested(given: Mapping[str, str]) -> dict[str, Any]:

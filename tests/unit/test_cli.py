@@ -49,6 +49,13 @@ def test_a_wrong_setting_is_one_line_that_names_it(
         assert word in outcome.stderr
 
 
+def test_a_recording_is_not_called_as_the_run_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """The parser takes the first word that it cannot place for FILE."""
+    outcome = run(capsys, "record", "--run", "demo", "out.rec")
+    assert outcome.code == cli.USAGE
+    assert "--run: give FILE before settings, or --run=VALUE" in outcome.stderr
+
+
 def test_an_unknown_key_in_the_file_is_answered_with_the_known_ones(
     toml: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
