@@ -298,7 +298,8 @@ def _draw(figures: Mapping[str, Any], path: Path) -> None:
     for name, side in (("bare DeepSpeed loop", "bare"), ("trainer", "trainer")):
         speeds = [figures["tokens_per_step"] / each[side]["wall_s"] for each in figures["rounds"]]
         left.plot(rounds, speeds, "o-", label=name)
-    left.set(xlabel="round", ylabel="tokens/s", title="The same batch by turns", ylim=(0, None))
+    left.set(xlabel="round", ylabel="tokens/s", title="The same batch by turns")
+    left.set_ylim(0, 1.1 * left.dataLim.y1)  # not (0, None): that keeps no room above what was drawn
     left.legend(loc="lower right", frameon=False)
     right.plot(rounds, figures["ratio_of_rounds"], "o", color="C0")
     right.axhline(figures["ratio"], color="C0", linewidth=1, label=f"median {figures['ratio']:.3f}")
