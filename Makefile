@@ -39,7 +39,8 @@ test-fleet: # the queue, the gateway, what else shares one fleet, and faults
 test-own-fleets: # faults that need a fleet of their own
 	@$(PY) -m pytest $(OWN_FLEETS) --durations 10 $(PYTEST_ARGS)
 
-test-trainer: # the trainer, without engines
+test-trainer: # the trainer, without engines; and what checks it on a GPU, on a CPU
+	@NIGHTSHIFT_GPU_CHECK_DEVICE=cpu $(PY) -m pytest --noconftest tests/gpu $(PYTEST_ARGS)
 	@$(PY) -m pytest $(TRAINER_TESTS) --durations 10 $(PYTEST_ARGS)
 
 e2e-demo e2e-train: # each starts its own fleet
@@ -100,7 +101,7 @@ bench-simulate: setup ## how long a simulated day of 1,000 replicas takes, into 
 # Without `setup`, whose environment has vLLM and Ray: any Python with torch for CUDA and DeepSpeed will do.
 GPU_PYTHON ?= $(if $(wildcard $(PY)),$(PY),python3)
 
-gpu-check: ## the trainer on CUDA: its tests, then the same with a 1.4 B bfloat16 policy, and packing against padding; GPU_PYTHON=/path/to/python
+gpu-check: ## the trainer's tests on CUDA, then the same with a 1.4 B bfloat16 policy, packed and padded; GPU_PYTHON=/path/to/python
 	@PYTHONPATH=$(CURDIR) $(GPU_PYTHON) -m pytest --noconftest tests/gpu $(PYTEST_ARGS)
 	@PYTHONPATH=$(CURDIR) $(GPU_PYTHON) tests/bench/bench_trainer.py --device cuda --dtype bfloat16 --size 1.5b --groups 24 \
 		--micro-batch-tokens 8192 --check-packing $(BENCH_ARGS)

@@ -26,12 +26,10 @@ from services.push_config import PushConfig
 from services.push_log import PushLog
 from services.staging import Staging
 from services.swap import EngineBroken, Weights
-from services.tries import Tries
+from services.tries import Tries, patience
 from services.user_window import RequestTimes
 
 _OUTAGE_WAIT_S = 1.0
-_LONGEST_WAIT = 10
-"""Times as long, when it goes wrong again and again: a damaged version is read each time."""
 
 _log = structlog.get_logger(__name__)
 
@@ -79,8 +77,7 @@ class Reconciler:
         self._replica = replica
         self._board = board
         self._swap = swap
-        self._config = config
-        self._max_lag = max_lag
+        self._config, self._max_lag = config, max_lag
         self._on_untrusted = on_untrusted
         self._on_coming = on_coming
         self._epochs = Epochs(
@@ -196,7 +193,7 @@ class Reconciler:
             except NightshiftError as error:
                 failures, self.detail = failures + 1, str(error)
                 _log.warning("reconcile_failed", error=self.detail)
-                await asyncio.sleep(_OUTAGE_WAIT_S * min(failures, _LONGEST_WAIT))
+                await asyncio.sleep(_OUTAGE_WAIT_S * patience(failures))
             except Exception as error:
                 # The weights in use go on serving users; a replica that ended here would take their requests with it
                 # and be replaced by one that meets the same. How far behind it is, is not known any more.

@@ -24,6 +24,7 @@ from rollout.errors import NightshiftError
 from rollout.weights import Canary
 from services.staging import Staging
 from services.swap import NO_GAP, Weights, WeightSwap
+from services.tensor_shapes import shapes_in
 
 _SEED = 20_240
 _SEQUENCES, _LENGTH = 4, 24
@@ -148,7 +149,7 @@ async def _by_groups(
     tolerance: float,
 ) -> float:
     base = Canary(ids, await swap.scores(ids))
-    names = await asyncio.to_thread(_tensor_names, model)
+    names = await asyncio.to_thread(shapes_in, model)
     for pattern in _GROUPS:
         if not any(re.search(pattern, n) for n in names):
             continue
@@ -195,11 +196,3 @@ def model_vocab_size(model: Path) -> int:
     """As its configuration says."""
     config = json.loads((model / "config.json").read_text())
     return int(config["vocab_size"] if "vocab_size" in config else config["text_config"]["vocab_size"])
-
-
-def _tensor_names(model: Path) -> list[str]:
-    names: list[str] = []
-    for shard in model.glob("*.safetensors"):
-        with safe_open(shard, framework="pt") as tensors:
-            names.extend(tensors.keys())
-    return names

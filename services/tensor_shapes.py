@@ -15,7 +15,8 @@ def shapes_in(model: Path) -> Shapes:
     found: dict[str, tuple[int, ...]] = {}
     for shard in sorted(model.glob("*.safetensors")):
         with safe_open(shard, framework="pt") as tensors:
-            found |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118  no mapping
+            for name in tensors.keys():  # noqa: SIM118  safe_open is not a mapping
+                found[name] = tuple(tensors.get_slice(name).get_shape())
     return found
 
 

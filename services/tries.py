@@ -9,9 +9,22 @@ _ATTEMPTS = 3
 _LONGEST_WAIT_S = 600.0
 """Before a version whose check the engine had no time for is tried again; each such try makes users wait for a load."""
 
+_LONGEST_PATIENCE = 10
+"""Times the wait after the first failure."""
+
 Key = tuple[str, int, str]
 """Run, version and digest. The version belongs to it: weights that no step changed are published again under the digest
 that they had."""
+
+
+def patience(failures: int) -> int:
+    """How many times as long as after the first of so many failures in a row to wait before the next look: one for a
+    version that is damaged reads all of it.
+
+    >>> [patience(failures) for failures in (1, 3, 99)]
+    [1, 3, 10]
+    """
+    return min(failures, _LONGEST_PATIENCE)
 
 
 class Tries:

@@ -357,5 +357,10 @@ class TrainConfig(TrainOptions):
     """Train from this recording instead of the queue: no engine, no Redis; prompts and rewards are those recorded."""
 
     @property
+    def trained_models(self) -> set[Path]:
+        """Directories that policy and critic start from."""
+        return {self.model.path, (self.critic and self.critic.path) or self.model.path}
+
+    @property
     def run_dir(self) -> Path:
         return self.runs_dir / self.run

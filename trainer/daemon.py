@@ -189,7 +189,7 @@ def _prompts(config: TrainConfig, path: Path, tokenise: Callable[..., tuple[Sequ
 
     prompts = read_prompts(path, tokenise, max_prompt_tokens=config.prompts.max_prompt_tokens)
     longest = max(len(prompt.prompt_ids) for prompt in prompts)
-    for model in {config.model.path, config.critic.path if config.critic and config.critic.path else config.model.path}:
+    for model in config.trained_models:
         limit = context_length(model)
         if limit is not None and longest + config.sampling.max_tokens > limit:
             raise ConfigError(

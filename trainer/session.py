@@ -140,8 +140,7 @@ def _limits(config: TrainConfig) -> "PolicyLimits":
     from trainer.intake import PolicyLimits
     from trainer.models import context_length, vocabulary_size
 
-    models = {config.model.path, (config.critic and config.critic.path) or config.model.path}
-    contexts = [limit for model in models if (limit := context_length(model)) is not None]
+    contexts = [limit for model in config.trained_models if (limit := context_length(model)) is not None]
     return PolicyLimits(vocabulary_size(config.model.path), min(contexts, default=None))
 
 

@@ -1,12 +1,13 @@
-"""A stop waits for what must not be cut in two, once."""
+"""A stop waits for what must not be cut in two, once; and what is left of a command that was killed is ended."""
 
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from deploy.processes import interrupt_deferred
+from deploy.processes import Guardian, Tree, interrupt_deferred
 
 
 class Stopped(Exception):
@@ -65,3 +66,15 @@ def test_threads_other_than_the_main_one_just_run_the_block() -> None:
     thread.start()
     thread.join()
     assert ran == [1]
+
+
+def test_the_guardian_starts_where_the_current_directory_has_modules_of_the_same_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    left = tmp_path / "left"
+    left.mkdir()
+    Guardian(Tree(), redis_dir=None, remove=[left]).dismiss()
+    assert not left.exists()

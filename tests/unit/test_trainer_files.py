@@ -127,6 +127,18 @@ async def test_the_newest_checkpoint_is_resumed_and_old_ones_are_retired(tmp_pat
     assert names(tmp_path) == ["step-00000002", "step-00000003"]
 
 
+async def test_what_a_checkpoint_that_was_not_finished_left_is_gone_before_anything_is_written(tmp_path: Path) -> None:
+    """It may hold all the room that there is on the disk, and who goes on publishes first."""
+    store = CheckpointStore(tmp_path, keep=2)
+    await saved(store, 1)
+    (tmp_path / ".step-00000002.tmp" / "policy").mkdir(parents=True)
+    (tmp_path / ".step-00000002.tmp" / "policy" / "model.safetensors").write_bytes(b"half")
+    newest = store.newest()
+    assert newest is not None
+    assert newest.state.step == 1
+    assert names(tmp_path) == ["step-00000001"]
+
+
 @pytest.mark.parametrize("copy", ["step-00000001.best", "step-00000009-old", "step-final"])
 async def test_a_copy_beside_the_checkpoints_stops_nothing_and_is_left_alone(tmp_path: Path, copy: str) -> None:
     store = CheckpointStore(tmp_path, keep=1)

@@ -15,12 +15,18 @@ from tests.engine_rig import Rig
 IDS = (72, 73, 74, 75)
 
 
-async def test_a_load_that_fails_is_said_by_every_worker_and_the_engine_takes_the_next_one(
-    rig: Rig, tmp_path: Path
-) -> None:
-    shutil.copytree(rig.model, broken := tmp_path / "broken")
-    for file in broken.glob("*.safetensors"):
+@pytest.fixture
+def broken(rig: Rig, tmp_path: Path) -> Path:
+    """The model with the ends of its files cut off."""
+    shutil.copytree(rig.model, directory := tmp_path / "broken")
+    for file in directory.glob("*.safetensors"):
         file.write_bytes(file.read_bytes()[:-64])
+    return directory
+
+
+async def test_a_load_that_fails_is_said_by_every_worker_and_the_engine_takes_the_next_one(
+    rig: Rig, broken: Path
+) -> None:
     swap = WeightSwap(rig.engine, watchdog_s=30)
     await swap.load(rig.model, version=0)
     known = await rig.engine.score(IDS)
@@ -35,12 +41,7 @@ async def test_a_load_that_fails_is_said_by_every_worker_and_the_engine_takes_th
     assert known == pytest.approx(independent_logprobs(rig.model, (IDS,))[0], abs=1e-3)
 
 
-async def test_a_version_that_no_engine_can_load_leaves_the_users_with_the_first_model(
-    rig: Rig, tmp_path: Path
-) -> None:
-    shutil.copytree(rig.model, broken := tmp_path / "broken")
-    for file in broken.glob("*.safetensors"):
-        file.write_bytes(file.read_bytes()[:-64])
+async def test_a_version_that_no_engine_can_load_leaves_the_users_with_the_first_model(rig: Rig, broken: Path) -> None:
     swap = WeightSwap(rig.engine, watchdog_s=30, model=rig.model)
     await swap.load(rig.model, version=0)
     known = await rig.engine.score(IDS)
