@@ -68,11 +68,12 @@ def test_threads_other_than_the_main_one_just_run_the_block() -> None:
     assert ran == [1]
 
 
-def test_the_guardian_starts_where_the_current_directory_has_modules_of_the_same_names(
+def test_the_guardian_is_ours_where_the_current_directory_has_a_module_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "deploy").mkdir()
-    (tmp_path / "deploy" / "__init__.py").touch()
+    for name in ("__init__.py", "guardian.py"):
+        (tmp_path / "deploy" / name).touch()
     monkeypatch.chdir(tmp_path)
     left = tmp_path / "left"
     left.mkdir()
