@@ -1,6 +1,7 @@
 """An evaluation measures the policy of its own session, whatever earlier sessions asked under the same name."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,18 +56,17 @@ async def test_a_later_session_may_ask_with_other_settings(tmp_path: Path) -> No
 
 
 class Forgetful(MemoryQueue):
-    """Keeps what has ended for two looks."""
+    """Keeps what has ended for a few looks' time."""
 
     def __init__(self, run: str) -> None:
         super().__init__(run)
-        self.looks: dict[str, int] = {}
+        self.seen: dict[str, float] = {}
 
     async def status(self, group_ids: Sequence[str], *, with_groups: bool = False) -> list[GroupStatus | None]:
-        found = await super().status(group_ids, with_groups=with_groups)
-        for one in found:
-            if one is not None and one.state is GroupState.DELIVERED:
-                self.looks[one.group_id] = self.looks.get(one.group_id, 0) + 1
-        return [None if one is not None and self.looks.get(one.group_id, 0) > 2 else one for one in found]
+        found, now = await super().status(group_ids, with_groups=with_groups), time.monotonic()
+        over = [one.group_id for one in found if one is not None and one.state is GroupState.DELIVERED]
+        gone = {gid for gid in over if now - self.seen.setdefault(gid, now) > 3 * trainer.evaluate._POLL_S}
+        return [None if one is not None and one.group_id in gone else one for one in found]
 
 
 async def test_an_evaluation_may_take_longer_than_what_has_ended_is_kept(tmp_path: Path) -> None:
