@@ -40,7 +40,7 @@ test-own-fleets: # faults that need a fleet of their own
 	@$(PY) -m pytest $(OWN_FLEETS) --durations 10 $(PYTEST_ARGS)
 
 test-trainer: # the trainer, without engines; and what checks it on a GPU, on a CPU
-	@NIGHTSHIFT_GPU_CHECK_DEVICE=cpu $(PY) -m pytest --noconftest tests/gpu $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 NIGHTSHIFT_GPU_CHECK_DEVICE=cpu $(PY) -m pytest --noconftest tests/gpu $(PYTEST_ARGS)
 	@$(PY) -m pytest $(TRAINER_TESTS) --durations 10 $(PYTEST_ARGS)
 
 e2e-demo e2e-train: # each starts its own fleet
