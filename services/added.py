@@ -1,11 +1,13 @@
 """What rollouts added to what a user felt, and how much of a miss they are to blame for.
 
-    first token  later by at most  the engine's time that they took, since somebody came whom this user met, until then
-    each token   later by at most  what they took from the first to the last / tokens
+    first token  later by  the engine's time that they took since users began to wait one after another, until then
+    each token   later by  what they took from the first to the last / tokens
 
-An engine that always has work is through with some of it earlier by no more than the work that is left out before.
-Where less was added than a target was missed by, the user would have missed it alone, too, and rollouts have their part
-in how long others waited: they are to blame for that part of the miss.
+Prompts are computed one after the other, so who came first has what was taken of it passed on to all who wait. What
+was taken before that made answers longer, whose tokens take a small part of the steps that compute prompts.
+Where less was added than a target was missed by, the user would have missed it alone, too. But rollouts have their part
+in how long others stayed, so that they may have added more: they are to blame for all of a miss by what they added, and
+for none of one by twice as much.
 """
 
 from dataclasses import dataclass
@@ -25,12 +27,12 @@ def blame(slo: SloConfig, ttft_s: float | None, tpot_s: float | None, by: Added)
     """Rollouts' part, 0 to 1, in that a user who felt this missed a target; 0 where none was missed.
 
     >>> slo = SloConfig(ttft_s=0.5, tpot_s=0.05)
-    >>> [round(blame(slo, ttft_s, 0.04, Added(0.04, 0.02)), 2) for ttft_s in (0.5, 0.52, 0.6)]
-    [0.0, 1.0, 0.4]
+    >>> [round(blame(slo, ttft_s, 0.04, Added(0.04, 0.02)), 2) for ttft_s in (0.5, 0.52, 0.56, 0.6)]
+    [0.0, 1.0, 0.5, 0.0]
     """
     felt = ((ttft_s, slo.ttft_s, by.ttft_s), (tpot_s, slo.tpot_s, by.tpot_s))
     parts = [
-        min(1.0, added_s / (seconds - target))
+        min(1.0, max(0.0, 2.0 - (seconds - target) / added_s)) if added_s > 0 else 0.0
         for seconds, target, added_s in felt
         if seconds is not None and target is not None and seconds > target
     ]

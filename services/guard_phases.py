@@ -40,7 +40,7 @@ def entered(before: Phases, now: float, *, arriving: bool) -> Phases:
         return before
     guard = before.guard if before.other is None else before.other
     limit = min(guard.limit, before.guard.limit) if arriving else guard.limit
-    fresh = Guard(limit, closed_until=before.guard.closed_until, since=now)
+    fresh = replace(before.guard, limit=limit, since=now)
     return Phases(fresh, arriving=arriving, since=now, other=before.guard)
 
 

@@ -6,9 +6,9 @@ learned from users who shared the engine.
     all are far inside:    the ceiling grows with time
     nobody ends for long:  back to where learning began, if it is below that
 
-The share of a target says how slow all users may be; the ceiling, of the engine's seats, how many rollouts a crowd may
-find that comes at once. What happens every other minute is not in what users felt in the last seconds, by which a limit
-that was too high grows back.
+The share is of what users alone leave of a target, and says how slow all of them may be; the ceiling, of the engine's
+seats, how many rollouts a crowd may find that comes at once. What happens every other minute is not in what users felt
+in the last seconds, by which a limit that was too high grows back.
 
 Who ended outside counts for as much as rollouts are to blame (`services/added.py`): users who come at once wait for
 each other, and to keep rollouts out for it would help none of them.
@@ -27,7 +27,7 @@ from services.added import Added, blame
 from services.slo import SloConfig, attained
 from services.user_window import RequestTimes
 
-_FIRST, _LEAST = 0.9, 0.4
+_FIRST, _LEAST = 0.8, 0.2
 """Of `slo.most_headroom`: before anything is learned, and at the least."""
 _STEP = 0.05
 """Of the logarithm, for one user who missed."""
@@ -57,7 +57,7 @@ _FEWEST_TOKENS, _SHORTEST_S = 8, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """`share` of a target."""
+    """`share` of what users alone leave of a target."""
 
     share: float
     since: float = -math.inf
@@ -120,8 +120,8 @@ def next_headroom(
     True
     >>> [after(before, [slow], beside_at=at, by=by).share for at, by in ((-1.0, all_of_it), (3.0, Added(0.0, 0.0)))]
     [0.7, 0.7]
-    >>> round(after(before, [slow], by=Added(0.25, 0.0)).share, 4)  # late by 0.5 s
-    0.6829
+    >>> round(after(before, [slow], by=Added(0.3, 0.0)).share, 4)  # late by 0.5 s
+    0.6885
     """
     met = [times for times in ended if before.since <= times.arrived <= beside_at]
     outside = [times for times in met if not attained(slo, times.ttft_s, _pace(times))]

@@ -31,7 +31,7 @@ class Lessons:
 
     @property
     def share(self) -> float:
-        """Of a target, at which rollouts get fewer seats: while weights arrive at no more than at other times."""
+        """Of what users leave of a target, for rollouts: while weights arrive at no more than at other times."""
         return min(self.headroom.share, self.other.share) if self.arriving else self.headroom.share
 
     @property

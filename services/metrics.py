@@ -187,7 +187,9 @@ class SnapshotCollector(Collector):
             "nightshift_seat_limit", "Rollouts that the SLO has room for without users.", labels=["replica"]
         )
         headroom = GaugeMetricFamily(
-            "nightshift_slo_headroom", "Share of the SLO at which rollouts get fewer seats.", labels=["replica"]
+            "nightshift_slo_headroom",
+            "Share of what users leave of the SLO that rollouts may use up.",
+            labels=["replica"],
         )
         breaches = GaugeMetricFamily(
             "nightshift_slo_breaches", "Times rollouts lost every seat, since its start.", labels=["replica"]

@@ -4,6 +4,11 @@
                           nobody was near an edge within the window
     near its edge:        limit *= ease
     outside, a breach:    limit *= decrease, once, and no rollout until hold_s after the last look that found it
+    outside by itself:    nobody is let in until then, and nobody loses a seat
+
+The edge is a share of what users alone leave of a target. What they would feel alone is what they felt without what
+rollouts took of the engine's time (`services/time_taken.py`): users of a busy engine are near their targets whoever is
+beside them, and to keep rollouts out for it would help none of them.
 
 Rollouts get what users leave of the limit, where each counts as the rollouts whose time it takes (`user_weight`), so
 that an engine step takes as long with many users as with few. New ones get only what users left of it at their most in
@@ -20,6 +25,7 @@ from services.cache_room import KV_EDGE
 from services.headroom import first_headroom
 from services.idle_speed import IdleSpeed
 from services.slo import SloConfig, attained, in_engine
+from services.user_window import Met, Pace
 
 _MIN_ROLLOUTS = 1
 """Of an engine without users: with none there would be nothing to learn from."""
@@ -32,14 +38,11 @@ step, and to end by itself costs nothing."""
 class Felt:
     """What users and the engine met lately; None where nothing was seen."""
 
-    ttft_s: float | None
-    """95th percentile of users' first tokens; whoever still waits counts with the time so far."""
-    tpot_s: float | None
-    """95th percentile of users' mean time between tokens."""
-    ttft_lately_s: float | None
-    tpot_lately_s: float | None
-    """The same of the whole window, under whatever limit: what happens once in a few seconds says whether there is room
-    for more, and may not have been felt yet under the limit of now."""
+    now: Met
+    """Under the limit of now."""
+    lately: Met
+    """In the whole window, under whatever limit: what happens once in a few seconds says whether there is room for
+    more, and may not have been felt yet under the limit of now."""
     step_s: float | None
     """Mean time of an engine step."""
     token_s: float | None
@@ -50,6 +53,8 @@ class Felt:
     """Of rollouts, and of users at their most of late by their weight."""
     beside: bool
     """Whether rollouts held a seat since the limit was last changed: only then is it to blame."""
+    taken: float = 0.0
+    """Share of those steps' time that rollouts took."""
     met_steps: int = 2
     """Steps with rollouts before the first token of whoever comes next: the one that is running, and the one that
     computes the prompt where rollouts do not give way to it."""
@@ -61,7 +66,9 @@ class Guard:
 
     limit: float
     closed_until: float = 0.0
-    """No rollout before."""
+    """No rollout is let in before."""
+    emptied_until: float = 0.0
+    """No rollout keeps a seat before."""
     since: float = 0.0
     """What was felt earlier was felt under another limit."""
 
@@ -79,21 +86,25 @@ def next_guard(
     weight: float = 1.0,
 ) -> Guard:
     """The guard after `dt` seconds more, at `now` (monotonic); the engine has `seats`, a user counts as `weight`
-    rollouts, and users are near an edge beyond the share `headroom` of a target."""
+    rollouts, and users are near an edge beyond the share `headroom` of what they alone leave of a target."""
     guard = replace(guard, limit=min(guard.limit, seats * weight))
-    blamed = felt.beside and now >= guard.closed_until
-    if not attained(slo, felt.ttft_s, felt.tpot_s):
-        limit = _less(guard, felt, slo.decrease) if blamed else guard.limit
-        return Guard(limit, closed_until=now + slo.hold_s, since=now)
-    if _pressure(felt, slo, idle) > headroom or felt.kv_usage > KV_EDGE:
-        if not blamed:
-            return guard
-        return Guard(_less(guard, felt, slo.ease), closed_until=guard.closed_until, since=now)
-    lately = replace(felt, ttft_s=felt.ttft_lately_s, tpot_s=felt.tpot_lately_s)
+    blamed = felt.beside and now >= guard.emptied_until
+    if not _inside(slo, felt.now.felt):
+        return _breached(guard, felt, now, slo, blamed=blamed)
+    if _near(felt.now, felt, slo, idle, headroom) or felt.kv_usage > KV_EDGE:
+        return replace(guard, limit=_less(guard, felt, slo.ease), since=now) if blamed else guard
     # a limit that nothing reaches proves nothing
-    if felt.sequences + 1 < guard.limit or _pressure(lately, slo, idle) > headroom:
+    if felt.sequences + 1 < guard.limit or _near(felt.lately, felt, slo, idle, headroom):
         return guard
     return replace(guard, limit=min(seats * weight, guard.limit + slo.increase_per_s * seats * dt))
+
+
+def _breached(guard: Guard, felt: Felt, now: float, slo: SloConfig, *, blamed: bool) -> Guard:
+    until = now + slo.hold_s
+    if not _inside(slo, felt.now.alone):
+        return replace(guard, closed_until=until, since=now)
+    limit = _less(guard, felt, slo.decrease) if blamed else guard.limit
+    return Guard(limit, closed_until=until, emptied_until=until, since=now)
 
 
 def guarded_seats(
@@ -126,26 +137,45 @@ def ceiling_seats(ceiling: float, total: int) -> int:
 def kept_seats(guard: Guard, now: float, *, users: int, weight: float = 1.0) -> int:
     """Seats that samples may go on holding beside so many `users`; those beyond it leave at once. None after a breach.
 
-    >>> guard = Guard(limit=20.0, closed_until=5.0)
+    >>> guard = Guard(limit=20.0, emptied_until=5.0)
     >>> [kept_seats(guard, 6.0, users=users, weight=2.0) for users in (0, 6, 19)]
     [30, 18, 0]
     >>> kept_seats(guard, 4.9, users=0)
     0
     """
-    if now < guard.closed_until:
+    if now < guard.emptied_until:
         return 0
     return max(0 if users else _MIN_ROLLOUTS, int(_CROWDED * guard.limit - weight * users))
 
 
-def _pressure(felt: Felt, slo: SloConfig, idle: IdleSpeed) -> float:
-    """Shares of the targets that are used up; the largest counts. 0 where nothing was seen."""
-    shares = [0.0]
-    if slo.ttft_s is not None:
-        coming = None if felt.step_s is None else idle.first_token_s + felt.met_steps * felt.step_s
-        shares += [seen / slo.ttft_s for seen in (felt.ttft_s, coming) if seen is not None]
-    if slo.tpot_s is not None:
-        shares += [seen / slo.tpot_s for seen in (felt.tpot_s, felt.token_s) if seen is not None]
-    return max(shares)
+def _inside(slo: SloConfig, pace: Pace) -> bool:
+    return attained(slo, pace.ttft_s, pace.tpot_s)
+
+
+def _near(met: Met, felt: Felt, slo: SloConfig, idle: IdleSpeed, headroom: float) -> bool:
+    """Whether anything that was met is beyond the share `headroom` of what is left of a target without rollouts."""
+    coming = None if felt.step_s is None else idle.first_token_s + felt.met_steps * felt.step_s
+    token_alone_s = None if felt.token_s is None else (1.0 - felt.taken) * felt.token_s
+    figures = (
+        (slo.ttft_s, met.felt.ttft_s, met.alone.ttft_s),
+        (slo.ttft_s, coming, idle.first_token_s),
+        (slo.tpot_s, met.felt.tpot_s, met.alone.tpot_s),
+        (slo.tpot_s, felt.token_s, token_alone_s),
+    )
+    return any(
+        seen > edge(target, alone, headroom)
+        for target, seen, alone in figures
+        if target is not None and seen is not None and alone is not None
+    )
+
+
+def edge(target: float, alone: float, headroom: float) -> float:
+    """Of a target: beyond it rollouts use up more than the share `headroom` of what users `alone` leave of it.
+
+    >>> [edge(1.0, alone, 0.75) for alone in (0.0, 0.5, 0.8, 1.2)]
+    [0.75, 0.875, 0.95, 1.2]
+    """
+    return alone + headroom * max(0.0, target - alone)
 
 
 def _less(guard: Guard, felt: Felt, share: float) -> float:
@@ -173,24 +203,22 @@ def check_attainable(slo: SloConfig, idle: IdleSpeed) -> None:
 
 
 def cramped(slo: SloConfig, idle: IdleSpeed, *, way_s: float, met_steps: int) -> str:
-    """Which target leaves rollouts no seat beside a user, since the idle engine alone is near it already; empty where
-    none does. `met_steps` is as in `Felt`.
+    """Why the target of first tokens leaves rollouts no seat beside a user, whom the idle engine's step alone would
+    bring near it; empty where it does not. `met_steps` is as in `Felt`.
 
     >>> idle = IdleSpeed(first_token_s=0.05, token_s=0.01, capacity=8.0)
-    >>> [bool(cramped(SloConfig(ttft_s=ttft_s), idle, way_s=0.02, met_steps=2)) for ttft_s in (0.1, 0.12)]
+    >>> [bool(cramped(SloConfig(ttft_s=ttft_s), idle, way_s=0.02, met_steps=2)) for ttft_s in (0.095, 0.11)]
     [True, False]
     """
-    share, engine = first_headroom(slo, 0.0).share, in_engine(slo, way_s)
-    of_first = f"a first token of {idle.first_token_s:.4g} s and {met_steps} x {idle.token_s:.4g} s for steps before it"
+    engine = in_engine(slo, way_s)
+    if slo.ttft_s is None or engine.ttft_s is None:
+        return ""
+    share, found = first_headroom(slo, 0.0).share, idle.first_token_s + met_steps * idle.token_s
+    if found <= edge(engine.ttft_s, idle.first_token_s, share):
+        return ""
     way = f", with {way_s:.4g} s for the way" if way_s else ""
-    figures = {
-        "ttft_s": (slo.ttft_s, engine.ttft_s, idle.first_token_s + met_steps * idle.token_s, of_first + way),
-        "tpot_s": (slo.tpot_s, engine.tpot_s, idle.token_s, f"{idle.token_s:.4g} s between two tokens"),
-    }
-    near = (
-        f"slo.{name}={promised:g} leaves rollouts no seat beside users: {what}, of the idle engine alone, are above"
-        f" {share:.2g} of it (0.9 x slo.most_headroom): raise slo.{name}"
-        for name, (promised, target, found, what) in figures.items()
-        if promised is not None and target is not None and found > share * target
+    return (
+        f"slo.ttft_s={slo.ttft_s:g} leaves rollouts no seat beside users: {met_steps} x {idle.token_s:.4g} s for steps"
+        f" before a user's are above {share:.2g} (0.8 x slo.most_headroom) of what a first token of"
+        f" {idle.first_token_s:.4g} s{way}, leaves of it: raise slo.ttft_s"
     )
-    return next(near, "")

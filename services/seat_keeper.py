@@ -23,7 +23,7 @@ from services.seat_bounds import Bound, beside_users, tightest
 from services.seat_guard import Felt, Guard, ceiling_seats, check_attainable, guarded_seats, kept_seats, next_guard
 from services.seats import Seats, rollout_seats
 from services.slo import SloConfig, in_engine
-from services.step_log import StepLog
+from services.step_log import EVIDENCE_S, StepLog
 from services.time_taken import TimeTaken
 from services.user_seats import UserSeats
 from services.user_weight import UserWeight
@@ -83,7 +83,7 @@ class SeatKeeper:
         self._weight = UserWeight(self.idle, total)
         self._window = UserWindow(slo.window_s)
         self._users, self._held = RecentPeak(slo.window_s), RecentPeak(slo.window_s)
-        self._taken = TimeTaken()
+        self._taken = TimeTaken(clock())
         self._beside_at = -math.inf
         self._lessons, self._learned_under = first_lessons(slo, clock()), slo
         self._unguarded_at = clock()
@@ -111,7 +111,7 @@ class SeatKeeper:
 
     @property
     def headroom(self) -> float | None:
-        """Share of the SLO at which rollouts get fewer seats, as learned so far; None where no SLO is kept to."""
+        """Share of what users alone leave of the SLO that rollouts may use up, as learned; None without an SLO."""
         return self._lessons.share if self._guards else None
 
     @property
@@ -260,7 +260,9 @@ class SeatKeeper:
             self._weight.met(steps, users, rollouts)
         prompts_s = (begun - self._begun) * self.idle.prefill_token_s
         self._begun = begun
-        self._taken.add(now, min(steps.seconds, steps.count * rollouts * self._weight.rollout_s + prompts_s))
+        # steps without a user are theirs whole
+        mine_s = steps.sequences_beside(self._window.tokens) * self._weight.rollout_s + prompts_s
+        self._taken.add(now, min(steps.seconds, mine_s) if self._window.tokens else steps.seconds)
 
     def _mind_cache(self, now: float) -> None:
         """Where users wait for blocks of it, with an SLO or without."""
@@ -285,7 +287,7 @@ class SeatKeeper:
         if self.rollouts_aside:  # who waits now waits for no rollout
             return
         self._phases = entered(self._phases, now, arriving=arriving)
-        was_open = now >= self._guard.closed_until
+        was_held = now >= self._guard.emptied_until
         guard = next_guard(
             self._guard,
             self._felt(now, still),
@@ -298,7 +300,7 @@ class SeatKeeper:
             weight=self._weight.value,
         )
         self._phases = replace(self._phases, guard=guard)
-        if was_open and now < guard.closed_until:
+        if was_held and now < guard.emptied_until:
             self.breaches += 1
         self.resize()
 
@@ -326,23 +328,22 @@ class SeatKeeper:
         """By rollouts, to what this user felt."""
         first = times.arrived if times.first is None else times.first
         last = first if times.last is None else times.last
-        whom_it_met = times.arrived - min(self._weight.stay_s, self._slo.window_s)
+        ahead = self._window.awaited_since(times.arrived)
         tokens = max(1, times.tokens - 1)
-        return Added(self._taken.between(whom_it_met, first), self._taken.between(first, last) / tokens)
+        return Added(self._taken.between(ahead, first), self._taken.between(first, last) / tokens)
 
     def _felt(self, now: float, still: float) -> Felt:
         since, log = max(self._guard.since, still), self._engine.step_log
         phase = max(self._phases.since, still)
         return Felt(
-            ttft_s=self._window.ttft_s(now, since, still=still),
-            tpot_s=self._window.tpot_s(now, since),
-            ttft_lately_s=self._window.ttft_lately_s(now, phase),
-            tpot_lately_s=self._window.tpot_s(now, phase),
+            now=self._window.met(now, since, still=still, taken=self._taken.between),
+            lately=self._window.met_lately(now, phase, taken=self._taken.between),
             step_s=log.step_s(since),
             token_s=log.token_s(since),
             kv_usage=log.kv_usage,
             sequences=self._weight.value * self._users_of_late(now) + self.seats.held,
             beside=self._beside_at > since,
+            taken=self._taken.between(now - EVIDENCE_S, now) / EVIDENCE_S,
             met_steps=1 if self._engine.rollouts_give_way else 2,
         )
 

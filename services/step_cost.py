@@ -34,6 +34,27 @@ class Steps:
     count: int = 0
     seconds: float = 0.0
     """All of them took."""
+    sequences: int = 0
+    """That had a token in a step, counted once for each step."""
+    tokens: int = 0
+    """Of all sequences."""
+
+    def and_(self, more: "Steps") -> "Steps":
+        """These and `more`."""
+        return Steps(
+            self.count + more.count,
+            self.seconds + more.seconds,
+            self.sequences + more.sequences,
+            self.tokens + more.tokens,
+        )
+
+    def sequences_beside(self, tokens: int) -> float:
+        """Of those that had a token in a step, how many were not of whoever got so many `tokens` in them.
+
+        >>> [Steps(4, 0.1, sequences=20, tokens=40).sequences_beside(tokens) for tokens in (0, 10, 40, 50)]
+        [20.0, 15.0, 0.0, 0.0]
+        """
+        return self.sequences * max(0, self.tokens - tokens) / self.tokens if self.tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)

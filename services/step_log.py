@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.ended import Ended
@@ -12,7 +12,7 @@ from services.user_window import RequestTimes
 
 _STEPS = 2048
 """Remembered: more than fill half a second on the fastest engine."""
-_EVIDENCE_S = 0.5
+EVIDENCE_S = 0.5
 """A mean is taken over so long at least: of a few short steps one with a prefill would be all of it."""
 _FRESH_S = 1.0
 """A step that ended longer ago says nothing of now."""
@@ -61,15 +61,18 @@ class StepLog:
             name = finished.request_id or ""
             if finished.num_generation_tokens and not name.startswith(self._own):
                 self.ended.add(_times(finished, name, self._clock()))
-        if gaps := iteration_stats.inter_token_latencies_iter:
-            sequences = len(gaps) + len(iteration_stats.time_to_first_tokens_iter)
-            tokens = max(1.0, iteration_stats.num_generation_tokens / sequences)
+        gaps = iteration_stats.inter_token_latencies_iter
+        sequences = len(gaps) + len(iteration_stats.time_to_first_tokens_iter)
+        generated = iteration_stats.num_generation_tokens
+        step = Steps(sequences=sequences, tokens=generated)
+        if gaps:
             # those of sequences that were left out of the step before span it too
-            self._gaps.append(_Gap(self._clock(), min(gaps), tokens))
-            self._untaken = Steps(self._untaken.count + 1, self._untaken.seconds + min(gaps))
+            step = replace(step, count=1, seconds=min(gaps))
+            self._gaps.append(_Gap(self._clock(), min(gaps), max(1.0, generated / sequences)))
+        self._untaken = self._untaken.and_(step)
 
     def take(self) -> Steps:
-        """Those with a further token of a sequence, since it was asked before."""
+        """Since it was asked before: those with a further token of a sequence, and all tokens."""
         taken, self._untaken = self._untaken, Steps()
         return taken
 
@@ -95,7 +98,7 @@ class StepLog:
                 return ()
             total += gap.seconds
             found.append(gap)
-            if total >= _EVIDENCE_S:
+            if total >= EVIDENCE_S:
                 return found
         return ()
 

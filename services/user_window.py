@@ -1,7 +1,7 @@
 """What users of one engine felt lately."""
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -42,20 +42,42 @@ class RequestTimes:
         return (self.last - self.first) / (self.tokens - 1)
 
 
+Taken = Callable[[float, float], float]
+"""Seconds that somebody took of the time between two moments."""
+
+
+def _nothing(_begin: float, _end: float) -> float:
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class _First:
     arrived: float
     at: float
-
-    @property
-    def ttft_s(self) -> float:
-        return self.at - self.arrived
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
     at: float
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """95th percentiles; None where nothing was seen."""
+
+    ttft_s: float | None = None
+    """Of users' first tokens; whoever still waits counts with the time so far."""
+    tpot_s: float | None = None
+    """Of users' mean time between tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """What users felt, and what of it they would have felt alone."""
+
+    felt: Pace = Pace()
+    alone: Pace = Pace()
 
 
 class UserWindow:
@@ -72,6 +94,8 @@ class UserWindow:
         """Names of sequences that no look found in the engine."""
         self.left: list[RequestTimes] = []
         """Who left between the two newest looks, with all their tokens or, given up by their clients, as last seen."""
+        self.tokens = 0
+        """That users got between the two newest looks."""
         self.ended: list[RequestTimes] = []
         """The same as far as a standstill had no part in it. Whoever left without a token that was seen has waited
         until the look before at least."""
@@ -93,27 +117,61 @@ class UserWindow:
         for name, times in gone.items():
             self._take_in(name, times, still, over=True)
         self.left = list(gone.values())
+        had = sum(times.tokens for times in self._live.values())
+        self.tokens = sum(times.tokens for times in (*live.values(), *self.left)) - had
         self.ended = [end for times in self.left if (end := _end(times, self._looked_at, still)) is not None]
         self._live, self._looked_at = live, now
         self._forget(now - self._window_s)
 
-    def ttft_s(self, now: float, since: float, *, still: float = 0.0) -> float | None:
+    def met(self, now: float, since: float, *, still: float, taken: Taken) -> Met:
+        """After `since`, where rollouts have `taken` time."""
+        alone = Pace(self.ttft_s(now, since, still=still, taken=taken), self.tpot_s(now, since, taken=taken))
+        return Met(Pace(self.ttft_s(now, since, still=still), self.tpot_s(now, since)), alone)
+
+    def met_lately(self, now: float, since: float, *, taken: Taken) -> Met:
+        """The same of the whole window."""
+        alone = Pace(self.ttft_lately_s(now, since, taken=taken), self.tpot_s(now, since, taken=taken))
+        return Met(Pace(self.ttft_lately_s(now, since), self.tpot_s(now, since)), alone)
+
+    def ttft_s(self, now: float, since: float, *, still: float = 0.0, taken: Taken = _nothing) -> float | None:
         """95th percentile over the window, or the newest few requests where it has fewer, with the time since `still`
-        of all that wait; but no more than the worst of what came up after `since`, and None where nothing did."""
-        waiting = [now - max(t.arrived, still) for t in self._live.values() if t.first is None]
-        fresh = [first.ttft_s for first in self._firsts if first.arrived >= since] + waiting
-        all_of_them = percentile([first.ttft_s for first in self._firsts] + waiting, _SHARE)
+        of all that wait; but no more than the worst of what came up after `since`, and None where nothing did. What
+        others have `taken` while a user waited is left out."""
+
+        def felt(begin: float, end: float) -> float:
+            return max(0.0, end - begin - taken(begin, end))
+
+        waiting = [felt(max(t.arrived, still), now) for t in self._live.values() if t.first is None]
+        fresh = [felt(first.arrived, first.at) for first in self._firsts if first.arrived >= since] + waiting
+        all_of_them = percentile([felt(first.arrived, first.at) for first in self._firsts] + waiting, _SHARE)
         return None if all_of_them is None or not fresh else min(all_of_them, max(fresh))
 
-    def ttft_lately_s(self, now: float, since: float) -> float | None:
+    def ttft_lately_s(self, now: float, since: float, *, taken: Taken = _nothing) -> float | None:
         """95th percentile over the window alone, of however few of those who came after `since`; None of nobody."""
         recent = (first for first in self._firsts if first.at >= now - self._window_s and first.arrived >= since)
-        return percentile([first.ttft_s for first in recent], _SHARE)
+        waits = [first.at - first.arrived - taken(first.arrived, first.at) for first in recent]
+        return percentile(waits, _SHARE)
 
-    def tpot_s(self, now: float, since: float) -> float | None:
-        """95th percentile over requests of the mean time between the tokens they got after `since`."""
-        paces = (self._pace(name, marks, now, since) for name, marks in self._marks.items())
+    def tpot_s(self, now: float, since: float, *, taken: Taken = _nothing) -> float | None:
+        """95th percentile over requests of the mean time between the tokens they got after `since`, without what others
+        have `taken` of it."""
+        paces = (self._pace(name, marks, now, since, taken) for name, marks in self._marks.items())
         return percentile([pace for pace in paces if pace is not None], _SHARE)
+
+    def awaited_since(self, arrived: float) -> float:
+        """When users began to wait for first tokens one after another, without a pause until somebody arrived.
+
+        >>> window = UserWindow(10.0)
+        >>> firsts = {"a": (1.0, 1.2), "b": (2.0, 2.3), "c": (2.2, 2.6), "d": (2.5, 2.9)}
+        >>> window.look(3.0, {name: RequestTimes(came, first, first, 1) for name, (came, first) in firsts.items()})
+        >>> [window.awaited_since(arrived) for arrived in (1.5, 2.1, 2.5, 2.7)]
+        [1.5, 2.0, 2.0, 2.0]
+        """
+        since = arrived
+        for first in sorted(self._firsts, key=lambda first: first.arrived, reverse=True):
+            if first.arrived < since <= first.at:
+                since = first.arrived
+        return since
 
     def _take_in(self, name: str, times: RequestTimes, still: float, *, over: bool = False) -> None:
         if times.first is None or times.last is None:
@@ -127,16 +185,17 @@ class UserWindow:
         if not marks or marks[-1].tokens != times.tokens:
             marks.append(_Mark(times.last, times.tokens))
 
-    def _pace(self, name: str, marks: Sequence[_Mark], now: float, since: float) -> float | None:
+    def _pace(self, name: str, marks: Sequence[_Mark], now: float, since: float, taken: Taken) -> float | None:
         seen = [mark for mark in marks if mark.at >= since]
         if not seen:
             return None
         begin, end = seen[0], seen[-1]
         if end.tokens - begin.tokens < _FEWEST_TOKENS and now - begin.at < _SHORTEST_S:
             return None
-        paces = [(end.at - begin.at) / (end.tokens - begin.tokens)] if end.tokens > begin.tokens else []
+        ends = [(end.at, end.tokens)] if end.tokens > begin.tokens else []
         if name in self._live:  # at best its next token comes now
-            paces.append((now - begin.at) / (end.tokens - begin.tokens + 1))
+            ends.append((now, end.tokens + 1))
+        paces = ((at - begin.at - taken(begin.at, at)) / (tokens - begin.tokens) for at, tokens in ends)
         return max(paces, default=None)
 
     def _forget(self, before: float) -> None:

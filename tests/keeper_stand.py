@@ -62,13 +62,14 @@ def sat(keeper: SeatKeeper, count: int) -> list[Ticket]:
     return [keeper.seats.ask(prefill=1) for _ in range(count)]
 
 
-def work(keeper: SeatKeeper, engine: Engine, *, steps: int, seconds: float = 0.02) -> None:
-    """The engine makes so many, of so many seconds each, before the next look."""
+def work(keeper: SeatKeeper, engine: Engine, *, steps: int, seconds: float = 0.02, sequences: int = 1) -> None:
+    """The engine makes so many, of so many seconds each and a token for each of so many sequences, before the next
+    look."""
     for _ in range(steps):
         gaps = SimpleNamespace(
-            inter_token_latencies_iter=[seconds],
+            inter_token_latencies_iter=[seconds] * sequences,
             time_to_first_tokens_iter=[],
-            num_generation_tokens=1,
+            num_generation_tokens=sequences,
             finished_requests=[],
         )
         engine.step_log.record(None, gaps)

@@ -39,7 +39,7 @@ def test_it_stays_between_its_bounds(looks: list[list[bool]]) -> None:
     headroom = first_headroom(SLO, 0.0)
     for number, missed in enumerate(looks):
         headroom = after(headroom, *(user(ttft_s=2.0 if one else 0.5) for one in missed), now=10.0 + 3 * number, dt=3.0)
-        assert 0.4 * SLO.most_headroom <= headroom.share <= SLO.most_headroom
+        assert 0.2 * SLO.most_headroom <= headroom.share <= SLO.most_headroom
 
 
 @pytest.mark.parametrize("missing", [user(ttft_s=1.2), user(tpot_s=0.12), user(tpot_s=0.3, tokens=5)])
@@ -81,17 +81,17 @@ def test_who_missed_by_more_than_rollouts_added_counts_for_their_part(beyond: Re
     def lowered(part: float) -> float:
         return after(BEGIN, beyond, by=Added(ttft_s=0.2 * part, tpot_s=0.02 * part)).share / BEGIN.share
 
-    assert lowered(0.0) == 1.0
-    assert lowered(0.5) == pytest.approx(lowered(1.0) ** 0.5)
+    assert lowered(0.0) == lowered(0.5) == 1.0
+    assert lowered(0.75) == pytest.approx(lowered(1.0) ** (2 / 3), rel=0.001)
     assert lowered(7.0) == pytest.approx(lowered(1.0))
 
 
 def test_what_lowered_it_is_forgotten_where_nobody_teaches_it_and_what_raised_it_is_not() -> None:
-    low, high = Headroom(0.4), Headroom(0.85)
+    low, high = Headroom(0.3), Headroom(0.85)
     for number in range(6000):
         low, high = (after(one, now=10 + LOOK_S * number, dt=LOOK_S) for one in (low, high))
     first = first_headroom(SLO, 0.0).share
-    assert low.share == pytest.approx(first - (first - 0.4) * math.exp(-2), abs=0.005)
+    assert low.share == pytest.approx(first - (first - 0.3) * math.exp(-2), abs=0.005)
     assert high.share == 0.85
 
 
@@ -113,7 +113,7 @@ def test_many_users_a_second_do_not_outvote_those_who_miss() -> None:
     for number in range(400):
         one_in_twenty = [user(ttft_s=2.0), *[user()] * 19]
         headroom = after(headroom, *one_in_twenty, now=10.0 + number / 10, dt=0.1)
-    assert headroom.share == 0.4 * SLO.most_headroom
+    assert headroom.share == 0.2 * SLO.most_headroom
 
 
 def test_the_ceiling_falls_towards_the_seats_beside_which_users_missed_and_rises_slowly() -> None:
@@ -129,7 +129,7 @@ def test_the_ceiling_falls_towards_the_seats_beside_which_users_missed_and_rises
 
 
 def test_a_miss_that_rollouts_hardly_caused_hardly_lowers_the_ceiling_however_low_the_limit_was() -> None:
-    hardly = after(BEGIN, user(ttft_s=2.0), by=Added(ttft_s=0.05, tpot_s=0.0), reached=0.1)
+    hardly = after(BEGIN, user(ttft_s=2.0), by=Added(ttft_s=0.51, tpot_s=0.0), reached=0.1)
     assert 0.9 < hardly.ceiling < 1.0
 
 

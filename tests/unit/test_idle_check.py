@@ -92,9 +92,8 @@ def test_a_target_that_the_way_leaves_nothing_of_is_said_with_the_idle_figure_an
 @pytest.mark.parametrize(
     ("slo", "idle", "way_s", "named"),
     [
-        (SloConfig(ttft_s=0.07), MEETS, 0.0, "slo.ttft_s=0.07 leaves rollouts no seat beside users: a first token of"),
-        (SloConfig(ttft_s=0.1), MEETS, 0.03, "with 0.03 s for the way"),
-        (SloConfig(tpot_s=0.012), MEETS, 0.0, "slo.tpot_s=0.012 leaves rollouts no seat beside users: 0.01 s"),
+        (SloConfig(ttft_s=0.06), MEETS, 0.0, "slo.ttft_s=0.06 leaves rollouts no seat beside users: 1 x 0.01 s"),
+        (SloConfig(ttft_s=0.09), MEETS, 0.03, "with 0.03 s for the way"),
     ],
 )
 def test_a_target_so_near_that_rollouts_get_no_seat_beside_users_is_said_where_they_share(
@@ -105,7 +104,7 @@ def test_a_target_so_near_that_rollouts_get_no_seat_beside_users_is_said_where_t
 
 
 def test_rollouts_that_do_not_give_way_need_room_for_one_step_more() -> None:
-    slo = SloConfig(ttft_s=0.08)
+    slo = SloConfig(ttft_s=0.075)
     assert said(slo, MEETS) == ""
     assert "2 x 0.01 s" in said(slo, MEETS, gives_way=False)
 

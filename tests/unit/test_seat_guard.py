@@ -11,6 +11,7 @@ from rollout.errors import ConfigError
 from services.idle_speed import IdleSpeed
 from services.seat_guard import Felt, Guard, check_attainable, cramped, guarded_seats, kept_seats, next_guard
 from services.slo import SloConfig
+from services.user_window import Met, Pace
 
 TICK = 0.1
 IDLE = IdleSpeed(first_token_s=0.05, token_s=0.02, capacity=8.0)
@@ -36,22 +37,26 @@ class Plant:
     def step_s(self, sequences: int) -> float:
         return self.base_s + self.slope_s * sequences
 
+    @staticmethod
+    def pace(step: float) -> Pace:
+        return Pace(ttft_s=IDLE.first_token_s + step, tpot_s=step)
+
     def run(self, seconds: float, slo: SloConfig = SLO) -> list[int]:
         """Rollouts at each tick; there is always work for more."""
         history = []
         for _ in range(round(seconds / TICK)):
             sequences = self.users + self.rollouts
             step = self.step_s(sequences) if sequences else None
+            alone = self.step_s(self.users) if self.users else 0.0
             felt = Felt(
-                ttft_s=None if step is None or not self.users else IDLE.first_token_s + step,
-                tpot_s=step if self.users else None,
-                ttft_lately_s=None,
-                tpot_lately_s=None,
+                now=Met(self.pace(step), self.pace(alone)) if step and self.users else Met(),
+                lately=Met(),
                 step_s=step,
                 token_s=step,
                 kv_usage=0.0,
                 sequences=sequences,
                 beside=self.rollouts > 0,
+                taken=1.0 - alone / step if step else 0.0,
             )
             self.now += TICK
             self.guard = next_guard(
@@ -64,10 +69,8 @@ class Plant:
 def a_look(**changes: Any) -> Felt:
     """Of 64 sequences, some of them rollouts'."""
     seen = Felt(
-        ttft_s=None,
-        tpot_s=None,
-        ttft_lately_s=None,
-        tpot_lately_s=None,
+        now=Met(),
+        lately=Met(),
         step_s=None,
         token_s=None,
         kv_usage=0.0,
@@ -75,6 +78,12 @@ def a_look(**changes: Any) -> Felt:
         beside=True,
     )
     return replace(seen, **changes)
+
+
+def slowed(ttft_s: float | None = None, tpot_s: float | None = None) -> Met:
+    """Users whose engine has nothing else to do without rollouts."""
+    alone = Pace(None if ttft_s is None else IDLE.first_token_s, None if tpot_s is None else IDLE.token_s)
+    return Met(Pace(ttft_s, tpot_s), alone)
 
 
 def after(guard: Guard, felt: Felt, now: float = 10.0, slo: SloConfig = SLO) -> Guard:
@@ -91,7 +100,8 @@ def after(guard: Guard, felt: Felt, now: float = 10.0, slo: SloConfig = SLO) -> 
 def test_rollouts_never_hold_what_users_hold_or_have_reserved(
     limit: float, closed: bool, total: int, reserve: int, users: int
 ) -> None:
-    guard = Guard(limit=limit, closed_until=2.0 if closed else 0.0)
+    until = 2.0 if closed else 0.0
+    guard = Guard(limit=limit, closed_until=until, emptied_until=until)
     seats = guarded_seats(guard, 1.0, total=total, reserve=reserve, users=users)
     assert 0 <= seats <= max(0, total - reserve)
     assert seats == 0 or seats + users <= total
@@ -102,7 +112,7 @@ def test_rollouts_never_hold_what_users_hold_or_have_reserved(
 def test_a_steady_load_is_met_at_the_edge_of_the_slo(users: int, slope: float) -> None:
     plant = Plant(base_s=0.015, slope_s=slope, users=users)
     late = plant.run(60)[300:]
-    room = (0.75 * 0.06 - plant.base_s) / slope - users
+    room = 0.75 * (0.06 - plant.step_s(users)) / slope
     assert max(late) <= min(room + 2, 62)
     assert sum(late) / len(late) >= 0.75 * min(room, 62) - 2
 
@@ -132,7 +142,7 @@ def test_an_engine_without_users_always_has_a_rollout(base: float) -> None:
 def test_a_breach_takes_every_seat_at_once_and_leaves_less_for_later(
     felt: tuple[float | None, float | None], limit: float
 ) -> None:
-    seen = a_look(ttft_s=felt[0], tpot_s=felt[1])
+    seen = a_look(now=slowed(*felt))
     guard = next_guard(Guard(limit), seen, 10.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, seats=64)
     assert guarded_seats(guard, 10.0, total=64, reserve=0, users=1) == 0
     assert guarded_seats(guard, 10.0 + SLO.hold_s, total=64, reserve=0, users=1) <= max(0, limit * SLO.decrease)
@@ -140,24 +150,24 @@ def test_a_breach_takes_every_seat_at_once_and_leaves_less_for_later(
 
 
 def test_a_breach_costs_the_share_once_however_long_users_wait() -> None:
-    guard = after(Guard(40.0), a_look(ttft_s=0.3))
+    guard = after(Guard(40.0), a_look(now=slowed(ttft_s=0.3)))
     assert guard.limit == 40 * SLO.decrease
     for number in range(1, 20):  # cut, or about to be
         now = 10.0 + TICK * number
-        guard = after(guard, a_look(ttft_s=0.3 + TICK * number, sequences=4, beside=number < 3), now)
+        guard = after(guard, a_look(now=slowed(ttft_s=0.3 + TICK * number), sequences=4, beside=number < 3), now)
     assert (guard.limit, guard.closed_until) == (40 * SLO.decrease, now + SLO.hold_s)
-    assert after(guard, a_look(tpot_s=0.05, step_s=0.05, sequences=4), now + TICK) == guard
+    assert after(guard, a_look(now=slowed(tpot_s=0.055), step_s=0.05, sequences=4), now + TICK) == guard
 
 
 def test_what_users_feel_with_no_rollout_beside_them_closes_and_leaves_the_limit() -> None:
-    guard = after(Guard(40.0), a_look(ttft_s=0.3, sequences=4, beside=False))
+    guard = after(Guard(40.0), a_look(now=slowed(ttft_s=0.3), sequences=4, beside=False))
     assert (guard.limit, guard.closed_until) == (40.0, 10.0 + SLO.hold_s)
-    assert after(Guard(40.0), a_look(tpot_s=0.05, sequences=4, beside=False)) == Guard(40.0)
+    assert after(Guard(40.0), a_look(now=slowed(tpot_s=0.055), sequences=4, beside=False)) == Guard(40.0)
 
 
 def test_steps_that_bring_several_tokens_are_held_against_the_pace_of_tokens() -> None:
     only_tpot = SloConfig(tpot_s=0.06)
-    seen = a_look(step_s=0.1, token_s=0.03, tpot_s=0.03)
+    seen = a_look(step_s=0.1, token_s=0.03, now=slowed(tpot_s=0.03), taken=0.5)
     assert after(Guard(20.0), seen, slo=only_tpot).limit > 20
     assert after(Guard(20.0), replace(seen, token_s=0.1), slo=only_tpot).limit < 20
 
@@ -167,11 +177,31 @@ def test_a_limit_that_nothing_reaches_does_not_grow() -> None:
     assert next_guard(Guard(10.0), seen, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, seats=64) == Guard(10.0)
 
 
-@pytest.mark.parametrize("lately", [{"ttft_lately_s": 0.16}, {"tpot_lately_s": 0.05}])
-def test_the_limit_does_not_grow_while_the_window_remembers_users_near_an_edge(lately: dict[str, float]) -> None:
-    inside = a_look(ttft_s=0.1, tpot_s=0.03, step_s=0.03, token_s=0.03, sequences=20)
+@pytest.mark.parametrize("lately", [slowed(ttft_s=0.17), slowed(tpot_s=0.055)])
+def test_the_limit_does_not_grow_while_the_window_remembers_users_near_an_edge(lately: Met) -> None:
+    inside = a_look(now=slowed(ttft_s=0.1, tpot_s=0.03), step_s=0.03, token_s=0.03, sequences=20)
     assert after(Guard(20.0), inside).limit > 20
-    assert after(Guard(20.0), replace(inside, **lately)) == Guard(20.0)
+    assert after(Guard(20.0), replace(inside, lately=lately)) == Guard(20.0)
+
+
+@pytest.mark.parametrize("alone", [Pace(ttft_s=0.19, tpot_s=0.02), Pace(ttft_s=0.05, tpot_s=0.058)])
+def test_users_who_are_near_a_target_by_themselves_cost_rollouts_no_seat(alone: Pace) -> None:
+    felt = Pace(*(None if one is None else one + 0.001 for one in (alone.ttft_s, alone.tpot_s)))
+    beside = a_look(now=Met(felt, alone), lately=Met(felt, alone), step_s=0.03, token_s=0.03, sequences=20)
+    assert after(Guard(20.0), beside).limit > 20
+    unknown = Met(felt, Pace(0.0, 0.0))
+    assert after(Guard(20.0), replace(beside, now=unknown, lately=unknown)).limit < 20
+
+
+def test_users_who_miss_a_target_by_themselves_let_nobody_in_and_cut_nobody() -> None:
+    by_themselves = Met(Pace(ttft_s=0.3), Pace(ttft_s=0.25))
+    guard = after(Guard(40.0), a_look(now=by_themselves))
+    assert (guard.limit, guard.since) == (40.0, 10.0)
+    assert guarded_seats(guard, 10.0, total=64, reserve=0, users=4) == 0
+    assert kept_seats(guard, 10.0, users=4) == 56
+    assert guarded_seats(guard, 10.0 + SLO.hold_s, total=64, reserve=0, users=4) == 36
+    guard = after(guard, a_look(now=slowed(ttft_s=0.3)), now=10.1)
+    assert (guard.limit, kept_seats(guard, 10.1, users=4)) == (40 * SLO.decrease, 0)
 
 
 def test_a_full_kv_cache_takes_seats_without_closing() -> None:
@@ -197,7 +227,7 @@ def test_an_slo_that_the_idle_engine_cannot_meet_is_refused_with_both_values(slo
     check_attainable(SloConfig(), IDLE)
 
 
-@pytest.mark.parametrize("slo", [SloConfig(ttft_s=0.11), SloConfig(tpot_s=0.024)])
+@pytest.mark.parametrize("slo", [SloConfig(ttft_s=0.1), SloConfig(ttft_s=0.08)])
 def test_a_target_that_is_said_to_leave_rollouts_no_seat_leaves_them_none_on_the_lightest_step(slo: SloConfig) -> None:
     assert cramped(slo, IDLE, way_s=0.0, met_steps=2)
     plant = Plant(IDLE.token_s, 0.0, users=1, guard=Guard(limit=40.0))

@@ -198,7 +198,8 @@ async def test_a_breach_takes_every_seat_and_is_counted(engine: Engine) -> None:
     tickets = sat(keeper, TOTAL)
     look(keeper, engine, 5)
     engine.requests["late"] = RequestTimes(engine.now, None, None, 0)
-    look(keeper, engine, 3)
+    for _ in range(3):
+        work(keeper, engine, steps=5)
     assert (keeper.breaches, keeper.seats.capacity) == (1, 0)
     assert all(t.wanted.done() for t in tickets[:14])
     engine.requests = {}
@@ -256,8 +257,9 @@ async def test_users_who_miss_the_slo_beside_rollouts_keep_them_further_from_it(
     look(keeper, engine, 10)
     sat(keeper, 1)
     assert keeper.seats.held == 1
+    look(keeper, engine)
     work(keeper, engine, steps=2)
-    look(keeper, engine, 10)
+    look(keeper, engine, 9)
     assert late_user(keeper, engine) < before
 
 
@@ -265,14 +267,32 @@ async def test_rollouts_that_took_little_of_the_engines_time_are_blamed_for_litt
     keeper = keeper_of(engine)
     before = keeper.headroom
     sat(keeper, 1)
+    look(keeper, engine)
     work(keeper, engine, steps=2)
-    look(keeper, engine, 10)
-    little = late_user(keeper, engine, ttft_s=0.9)
+    look(keeper, engine, 9)
+    little = late_user(keeper, engine, ttft_s=0.277)
     assert before is not None
     assert 0.99 * before < little < before
     work(keeper, engine, steps=2000)
-    look(keeper, engine, 10)
-    assert late_user(keeper, engine, ttft_s=0.9) < 0.99 * little
+    look(keeper, engine, 9)
+    assert late_user(keeper, engine, ttft_s=0.277) < 0.99 * little
+
+
+@pytest.mark.parametrize(("rollouts", "seconds", "loses"), [(4, 0.05, False), (14, 0.057, True)])
+async def test_users_whose_tokens_come_slowly_by_themselves_cost_rollouts_no_seat(
+    engine: Engine, rollouts: int, seconds: float, loses: bool
+) -> None:
+    keeper = keeper_of(engine, max_seats=rollouts)
+    sat(keeper, rollouts)
+    look(keeper, engine, 5)
+    before, came = keeper.limit, engine.now
+    assert before is not None
+    for number in range(10):
+        now = engine.now + 0.1
+        engine.requests = {"a": RequestTimes(came, came + 0.05, now, tokens=3 + 2 * number)}
+        work(keeper, engine, steps=2, seconds=seconds, sequences=1 + rollouts)
+    assert keeper.limit is not None
+    assert (keeper.limit < before) == loses
 
 
 async def test_what_rollouts_took_after_a_first_token_did_not_delay_it(engine: Engine) -> None:
@@ -292,8 +312,9 @@ async def test_what_was_learned_is_not_forgotten_while_there_is_no_slo(engine: E
     keeper = keeper_of(engine)
     before = keeper.headroom
     sat(keeper, TOTAL)
+    look(keeper, engine)
     work(keeper, engine, steps=2)
-    look(keeper, engine, 10)
+    look(keeper, engine, 9)
     late_user(keeper, engine)
     look(keeper, engine, 5)
     learned = (keeper.headroom, keeper.limit)
@@ -317,7 +338,7 @@ async def test_without_an_slo_for_a_while_the_limit_of_either_phase_is_kept(engi
     engine.arriving = True
     look(keeper, engine)
     engine.requests = {"a": RequestTimes(engine.now - 1.0, None, None, 0)}
-    look(keeper, engine)
+    work(keeper, engine, steps=50)
     engine.requests = {}
     assert keeper.limit != limit
     keeper.configure(HarvestConfig(), SloConfig())

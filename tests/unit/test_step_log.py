@@ -107,5 +107,6 @@ def test_a_clock_that_was_set_makes_no_first_token_before_its_request() -> None:
 
 def test_steps_are_told_once_with_the_time_that_they_took() -> None:
     log = log_of(0.1, 0.2)
-    assert log.take() == Steps(2, pytest.approx(0.3))
+    log.record(None, step(firsts=1))
+    assert log.take() == Steps(2, pytest.approx(0.3), sequences=5, tokens=5)
     assert log.take() == Steps()

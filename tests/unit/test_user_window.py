@@ -156,3 +156,34 @@ def test_of_who_met_a_standstill_only_a_first_token_before_it_counts() -> None:
         (pytest.approx(0.1), False),
     ]
     assert window.left == list(users.values())
+
+
+@given(ttft=st.floats(0.05, 1.0), pace=st.floats(0.05, 0.3), share=st.floats(0, 1))
+def test_what_others_took_of_the_time_is_left_out_of_what_users_would_feel_alone(
+    ttft: float, pace: float, share: float
+) -> None:
+    window = UserWindow(5.0)
+    for tick in range(1, 31):
+        window.look(tick / 10, {"a": streaming(0.0, ttft, pace, tick / 10), "b": RequestTimes(2.0, None, None, 0)})
+    met = window.met(3.0, 0.0, still=0.0, taken=lambda begin, end: share * (end - begin))
+    assert met.felt.ttft_s is not None
+    assert met.felt.tpot_s == pytest.approx(pace, rel=1e-6)
+    assert met.alone.ttft_s == pytest.approx((1 - share) * met.felt.ttft_s)
+    assert met.alone.tpot_s == pytest.approx((1 - share) * pace, rel=1e-6)
+    lately = window.met_lately(3.0, 0.0, taken=lambda begin, end: share * (end - begin))
+    assert lately.felt.ttft_s == pytest.approx(ttft)
+    assert lately.alone.ttft_s == pytest.approx((1 - share) * ttft)
+
+
+def test_tokens_of_users_are_counted_once_whether_they_stay_leave_or_were_never_seen() -> None:
+    window, counted = UserWindow(5.0), []
+    whole = RequestTimes(0.5, 0.6, 1.4, 9, request="a")
+    for live, ended in (
+        ({"a-1": RequestTimes(0.5, 0.6, 0.9, 4, request="a")}, []),
+        ({"a-1": RequestTimes(0.5, 0.6, 1.2, 7, request="a")}, []),
+        ({}, [whole, RequestTimes(1.3, 1.35, 1.4, 2, request="b")]),
+        ({}, []),
+    ):
+        window.look(1.0, live, ended=ended)
+        counted.append(window.tokens)
+    assert counted == [4, 3, 4, 0]
