@@ -1,10 +1,9 @@
 """What rollouts added to what a user felt, and how much of a miss they are to blame for.
 
-    first token  later by  the engine's time that they took since users began to wait one after another, until then
+    first token  later by  the engine's time that they took while the user waited, or those ahead (`services/queued.py`)
     each token   later by  what they took from the first to the last / tokens
 
-Prompts are computed one after the other, so who came first has what was taken of it passed on to all who wait. What
-was taken before that made answers longer, whose tokens take a small part of the steps that compute prompts.
+What was taken before that made answers longer, whose tokens take a small part of the steps that compute prompts.
 Where less was added than a target was missed by, the user would have missed it alone, too. But rollouts have their part
 in how long others stayed, so that they may have added more: they are to blame for all of a miss by what they added, and
 for none of one by twice as much.

@@ -4,7 +4,7 @@
                           nobody was near an edge within the window
     near its edge:        limit *= ease
     outside, a breach:    limit *= decrease, once, and no rollout until hold_s after the last look that found it
-    outside by itself:    nobody is let in until then, and nobody loses a seat
+    outside by itself:    nobody is let in until then, and nobody loses a seat, unless that lasts as long as the window
 
 The edge is a share of what users alone leave of a target. What they would feel alone is what they felt without what
 rollouts took of the engine's time (`services/time_taken.py`): users of a busy engine are near their targets whoever is
@@ -25,7 +25,7 @@ from services.cache_room import KV_EDGE
 from services.headroom import first_headroom
 from services.idle_speed import IdleSpeed
 from services.slo import SloConfig, attained, in_engine
-from services.user_window import Met, Pace
+from services.user_window import Met
 
 _MIN_ROLLOUTS = 1
 """Of an engine without users: with none there would be nothing to learn from."""
@@ -67,6 +67,8 @@ class Guard:
     limit: float
     closed_until: float = 0.0
     """No rollout is let in before."""
+    closed_since: float = 0.0
+    """When that began."""
     emptied_until: float = 0.0
     """No rollout keeps a seat before."""
     since: float = 0.0
@@ -89,7 +91,7 @@ def next_guard(
     rollouts, and users are near an edge beyond the share `headroom` of what they alone leave of a target."""
     guard = replace(guard, limit=min(guard.limit, seats * weight))
     blamed = felt.beside and now >= guard.emptied_until
-    if not _inside(slo, felt.now.felt):
+    if not attained(slo, felt.now.felt.ttft_s, felt.now.felt.tpot_s):
         return _breached(guard, felt, now, slo, blamed=blamed)
     if _near(felt.now, felt, slo, idle, headroom) or felt.kv_usage > KV_EDGE:
         return replace(guard, limit=_less(guard, felt, slo.ease), since=now) if blamed else guard
@@ -100,11 +102,23 @@ def next_guard(
 
 
 def _breached(guard: Guard, felt: Felt, now: float, slo: SloConfig, *, blamed: bool) -> Guard:
-    until = now + slo.hold_s
-    if not _inside(slo, felt.now.alone):
-        return replace(guard, closed_until=until, since=now)
-    limit = _less(guard, felt, slo.decrease) if blamed else guard.limit
-    return Guard(limit, closed_until=until, emptied_until=until, since=now)
+    until, began = now + slo.hold_s, guard.closed_since if now < guard.closed_until else now
+    closed = replace(guard, closed_until=until, closed_since=began, since=now)
+    by_themselves = felt.kv_usage <= KV_EDGE and _missed_alone(slo, felt.now)
+    # what rollouts add is an estimate, which must not have users wait for them to end by themselves
+    if by_themselves and now - began < slo.window_s:
+        return closed
+    return replace(closed, limit=_less(guard, felt, slo.decrease) if blamed else guard.limit, emptied_until=until)
+
+
+def _missed_alone(slo: SloConfig, met: Met) -> bool:
+    """Whether users would miss every target that they miss without rollouts, too."""
+    pairs = ((slo.ttft_s, met.felt.ttft_s, met.alone.ttft_s), (slo.tpot_s, met.felt.tpot_s, met.alone.tpot_s))
+    return all(
+        alone is not None and alone > target
+        for target, felt, alone in pairs
+        if target is not None and felt is not None and felt > target
+    )
 
 
 def guarded_seats(
@@ -148,25 +162,25 @@ def kept_seats(guard: Guard, now: float, *, users: int, weight: float = 1.0) -> 
     return max(0 if users else _MIN_ROLLOUTS, int(_CROWDED * guard.limit - weight * users))
 
 
-def _inside(slo: SloConfig, pace: Pace) -> bool:
-    return attained(slo, pace.ttft_s, pace.tpot_s)
-
-
 def _near(met: Met, felt: Felt, slo: SloConfig, idle: IdleSpeed, headroom: float) -> bool:
     """Whether anything that was met is beyond the share `headroom` of what is left of a target without rollouts."""
-    coming = None if felt.step_s is None else idle.first_token_s + felt.met_steps * felt.step_s
-    token_alone_s = None if felt.token_s is None else (1.0 - felt.taken) * felt.token_s
+    steps_s = None if felt.step_s is None else felt.met_steps * felt.step_s
+    left = 1.0 - felt.taken
     figures = (
         (slo.ttft_s, met.felt.ttft_s, met.alone.ttft_s),
-        (slo.ttft_s, coming, idle.first_token_s),
+        (slo.ttft_s, _plus(idle.first_token_s, steps_s), _plus(idle.first_token_s, steps_s, left)),
         (slo.tpot_s, met.felt.tpot_s, met.alone.tpot_s),
-        (slo.tpot_s, felt.token_s, token_alone_s),
+        (slo.tpot_s, felt.token_s, _plus(0.0, felt.token_s, left)),
     )
     return any(
         seen > edge(target, alone, headroom)
         for target, seen, alone in figures
         if target is not None and seen is not None and alone is not None
     )
+
+
+def _plus(seconds: float, more: float | None, share: float = 1.0) -> float | None:
+    return None if more is None else seconds + share * more
 
 
 def edge(target: float, alone: float, headroom: float) -> float:

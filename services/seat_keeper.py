@@ -258,11 +258,14 @@ class SeatKeeper:
         # those of a push are longer, whatever is in them
         if steps.count and self._still_until() < before and not self._arriving():
             self._weight.met(steps, users, rollouts)
-        prompts_s = (begun - self._begun) * self.idle.prefill_token_s
+        self._taken.prompts((begun - self._begun) * self.idle.prefill_token_s)
         self._begun = begun
-        # steps without a user are theirs whole
-        mine_s = steps.sequences_beside(self._window.tokens) * self._weight.rollout_s + prompts_s
-        self._taken.add(now, min(steps.seconds, mine_s) if self._window.tokens else steps.seconds)
+        tokens = self._window.tokens
+        if rollouts:
+            alone = not earlier[0] and not tokens
+            self._taken.book(now, steps, users_tokens=tokens, rollout_s=self._weight.rollout_s, alone=alone)
+        else:
+            self._taken.rest(now, _TICK_S)
 
     def _mind_cache(self, now: float) -> None:
         """Where users wait for blocks of it, with an SLO or without."""
@@ -328,9 +331,8 @@ class SeatKeeper:
         """By rollouts, to what this user felt."""
         first = times.arrived if times.first is None else times.first
         last = first if times.last is None else times.last
-        ahead = self._window.awaited_since(times.arrived)
-        tokens = max(1, times.tokens - 1)
-        return Added(self._taken.between(ahead, first), self._taken.between(first, last) / tokens)
+        passed_on = self._window.queued.passed_on(times.arrived, first, self._taken.between)
+        return Added(passed_on, self._taken.between(first, last) / max(1, times.tokens - 1))
 
     def _felt(self, now: float, still: float) -> Felt:
         since, log = max(self._guard.since, still), self._engine.step_log

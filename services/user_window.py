@@ -1,11 +1,12 @@
 """What users of one engine felt lately."""
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
 from rollout.percentile import percentile
+from services.queued import Queued, Taken
 
 _SHARE = 0.95
 _FEWEST_REQUESTS = 20
@@ -40,10 +41,6 @@ class RequestTimes:
         if self.first is None or self.last is None or self.tokens < 2:
             return None
         return (self.last - self.first) / (self.tokens - 1)
-
-
-Taken = Callable[[float, float], float]
-"""Seconds that somebody took of the time between two moments."""
 
 
 def _nothing(_begin: float, _end: float) -> float:
@@ -90,6 +87,7 @@ class UserWindow:
         self._marks: dict[str, deque[_Mark]] = {}
         self._live: Mapping[str, RequestTimes] = {}
         self._looked_at = 0.0
+        self.queued = Queued()
         self._unseen = (f"unseen {number}" for number in count())
         """Names of sequences that no look found in the engine."""
         self.left: list[RequestTimes] = []
@@ -118,10 +116,13 @@ class UserWindow:
             self._take_in(name, times, still, over=True)
         self.left = list(gone.values())
         had = sum(times.tokens for times in self._live.values())
-        self.tokens = sum(times.tokens for times in (*live.values(), *self.left)) - had
+        # of those whom the first look finds it is not known
+        self.tokens = sum(times.tokens for times in (*live.values(), *self.left)) - had if self._looked_at else 0
         self.ended = [end for times in self.left if (end := _end(times, self._looked_at, still)) is not None]
         self._live, self._looked_at = live, now
         self._forget(now - self._window_s)
+        waiting = [(times.arrived, now) for times in live.values() if times.first is None]
+        self.queued = Queued([*((first.arrived, first.at) for first in self._firsts), *waiting])
 
     def met(self, now: float, since: float, *, still: float, taken: Taken) -> Met:
         """After `since`, where rollouts have `taken` time."""
@@ -136,21 +137,17 @@ class UserWindow:
     def ttft_s(self, now: float, since: float, *, still: float = 0.0, taken: Taken = _nothing) -> float | None:
         """95th percentile over the window, or the newest few requests where it has fewer, with the time since `still`
         of all that wait; but no more than the worst of what came up after `since`, and None where nothing did. What
-        others have `taken` while a user waited is left out."""
-
-        def felt(begin: float, end: float) -> float:
-            return max(0.0, end - begin - taken(begin, end))
-
-        waiting = [felt(max(t.arrived, still), now) for t in self._live.values() if t.first is None]
-        fresh = [felt(first.arrived, first.at) for first in self._firsts if first.arrived >= since] + waiting
-        all_of_them = percentile([felt(first.arrived, first.at) for first in self._firsts] + waiting, _SHARE)
+        others have `taken` while a user waited, or those ahead, is left out."""
+        waiting = [self._wait(max(t.arrived, still), now, taken) for t in self._live.values() if t.first is None]
+        waits = [(first, self._wait(first.arrived, first.at, taken)) for first in self._firsts]
+        fresh = [wait for first, wait in waits if first.arrived >= since] + waiting
+        all_of_them = percentile([wait for _, wait in waits] + waiting, _SHARE)
         return None if all_of_them is None or not fresh else min(all_of_them, max(fresh))
 
     def ttft_lately_s(self, now: float, since: float, *, taken: Taken = _nothing) -> float | None:
         """95th percentile over the window alone, of however few of those who came after `since`; None of nobody."""
         recent = (first for first in self._firsts if first.at >= now - self._window_s and first.arrived >= since)
-        waits = [first.at - first.arrived - taken(first.arrived, first.at) for first in recent]
-        return percentile(waits, _SHARE)
+        return percentile([self._wait(first.arrived, first.at, taken) for first in recent], _SHARE)
 
     def tpot_s(self, now: float, since: float, *, taken: Taken = _nothing) -> float | None:
         """95th percentile over requests of the mean time between the tokens they got after `since`, without what others
@@ -158,20 +155,8 @@ class UserWindow:
         paces = (self._pace(name, marks, now, since, taken) for name, marks in self._marks.items())
         return percentile([pace for pace in paces if pace is not None], _SHARE)
 
-    def awaited_since(self, arrived: float) -> float:
-        """When users began to wait for first tokens one after another, without a pause until somebody arrived.
-
-        >>> window = UserWindow(10.0)
-        >>> firsts = {"a": (1.0, 1.2), "b": (2.0, 2.3), "c": (2.2, 2.6), "d": (2.5, 2.9)}
-        >>> window.look(3.0, {name: RequestTimes(came, first, first, 1) for name, (came, first) in firsts.items()})
-        >>> [window.awaited_since(arrived) for arrived in (1.5, 2.1, 2.5, 2.7)]
-        [1.5, 2.0, 2.0, 2.0]
-        """
-        since = arrived
-        for first in sorted(self._firsts, key=lambda first: first.arrived, reverse=True):
-            if first.arrived < since <= first.at:
-                since = first.arrived
-        return since
+    def _wait(self, came: float, first: float, taken: Taken) -> float:
+        return first - came - (0.0 if taken is _nothing else self.queued.passed_on(came, first, taken))
 
     def _take_in(self, name: str, times: RequestTimes, still: float, *, over: bool = False) -> None:
         if times.first is None or times.last is None:
@@ -186,16 +171,16 @@ class UserWindow:
             marks.append(_Mark(times.last, times.tokens))
 
     def _pace(self, name: str, marks: Sequence[_Mark], now: float, since: float, taken: Taken) -> float | None:
-        seen = [mark for mark in marks if mark.at >= since]
-        if not seen:
+        begin = next((mark for mark in marks if mark.at >= since), None)
+        if begin is None:
             return None
-        begin, end = seen[0], seen[-1]
+        end = marks[-1]
         if end.tokens - begin.tokens < _FEWEST_TOKENS and now - begin.at < _SHORTEST_S:
             return None
         ends = [(end.at, end.tokens)] if end.tokens > begin.tokens else []
         if name in self._live:  # at best its next token comes now
             ends.append((now, end.tokens + 1))
-        paces = ((at - begin.at - taken(begin.at, at)) / (tokens - begin.tokens) for at, tokens in ends)
+        paces = (max(0.0, at - begin.at - taken(begin.at, at)) / (tokens - begin.tokens) for at, tokens in ends)
         return max(paces, default=None)
 
     def _forget(self, before: float) -> None:

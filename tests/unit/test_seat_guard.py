@@ -204,6 +204,18 @@ def test_users_who_miss_a_target_by_themselves_let_nobody_in_and_cut_nobody() ->
     assert (guard.limit, kept_seats(guard, 10.1, users=4)) == (40 * SLO.decrease, 0)
 
 
+def test_users_who_miss_a_target_for_as_long_as_the_window_get_every_seat_whoever_is_said_to_be_to_blame() -> None:
+    by_themselves, guard = a_look(now=Met(Pace(ttft_s=0.3), Pace(ttft_s=0.25))), Guard(40.0)
+    for number in range(round(SLO.window_s / TICK)):
+        now = 10.0 + TICK * number
+        guard = after(guard, by_themselves, now)
+        assert kept_seats(guard, now, users=4) == 56
+    guard = after(guard, by_themselves, now + TICK)
+    assert (guard.limit, kept_seats(guard, now + TICK, users=4)) == (40 * SLO.decrease, 0)
+    later = now + SLO.window_s
+    assert kept_seats(after(guard, by_themselves, later), later, users=4) == 38
+
+
 def test_a_full_kv_cache_takes_seats_without_closing() -> None:
     seen = a_look(step_s=0.01, kv_usage=0.95, sequences=20)
     guard = next_guard(Guard(20.0), seen, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, seats=64)
@@ -211,7 +223,7 @@ def test_a_full_kv_cache_takes_seats_without_closing() -> None:
 
 
 def test_the_step_that_the_next_user_would_wait_for_counts_before_that_user_comes() -> None:
-    seen = a_look(step_s=0.059, sequences=20)
+    seen = a_look(step_s=0.059, sequences=20, taken=1.0)
     only_ttft = SloConfig(ttft_s=0.2)
     assert next_guard(Guard(20.0), seen, 1.0, TICK, slo=only_ttft, headroom=0.75, idle=IDLE, seats=64).limit < 20
 
@@ -228,10 +240,11 @@ def test_an_slo_that_the_idle_engine_cannot_meet_is_refused_with_both_values(slo
 
 
 @pytest.mark.parametrize("slo", [SloConfig(ttft_s=0.1), SloConfig(ttft_s=0.08)])
-def test_a_target_that_is_said_to_leave_rollouts_no_seat_leaves_them_none_on_the_lightest_step(slo: SloConfig) -> None:
+def test_a_target_that_is_said_to_leave_rollouts_no_seat_beside_users_leaves_them_one_without(slo: SloConfig) -> None:
     assert cramped(slo, IDLE, way_s=0.0, met_steps=2)
-    plant = Plant(IDLE.token_s, 0.0, users=1, guard=Guard(limit=40.0))
-    assert set(plant.run(10.0, slo)[-50:]) == {0}
+    plant = Plant(IDLE.token_s, 0.0, guard=Guard(limit=40.0))
+    assert set(plant.run(10.0, slo)[-50:]) == {1}
+    assert guarded_seats(plant.guard, plant.now, total=64, reserve=0, users=1) == 0
 
 
 def test_the_limit_is_never_above_what_all_seats_are_worth() -> None:
@@ -242,7 +255,7 @@ def test_the_limit_is_never_above_what_all_seats_are_worth() -> None:
 
     inside = a_look(sequences=199.0)
     assert (after(99.0, inside), after(63.9, inside), after(99.0, inside, weight=1.5)) == (64.0, 64.0, 96.0)
-    assert after(99.0, a_look(step_s=1.0)) <= 0.9 * 64.0
+    assert after(99.0, a_look(step_s=1.0, taken=1.0)) <= 0.9 * 64.0
 
 
 @given(
@@ -260,3 +273,16 @@ def test_users_cut_nobody_who_was_let_in_before_the_engine_is_half_as_full_again
     assert seats <= max(1, 64 * ceiling + 0.5)
     if users * weight <= earlier * weight + limit / 2 - 1:
         assert seats <= kept_seats(guard, 1.0, users=users, weight=weight)
+
+
+@pytest.mark.parametrize("kv_usage", [0.5, 0.95])
+def test_who_misses_one_target_alone_does_not_excuse_the_other_nor_a_full_cache(kv_usage: float) -> None:
+    first_alone = Met(Pace(ttft_s=0.3, tpot_s=0.09), Pace(ttft_s=0.25, tpot_s=0.03 if kv_usage < 0.9 else 0.07))
+    guard = after(Guard(40.0), a_look(now=first_alone, kv_usage=kv_usage))
+    assert (guard.limit, kept_seats(guard, 10.0, users=4)) == (40 * SLO.decrease, 0)
+
+
+def test_the_steps_of_users_alone_are_not_held_against_rollouts_for_whoever_comes_next() -> None:
+    users_own = a_look(step_s=0.06, taken=0.02, sequences=20)
+    assert after(Guard(20.0), users_own, slo=SloConfig(ttft_s=0.2)).limit > 20
+    assert after(Guard(20.0), replace(users_own, taken=0.9), slo=SloConfig(ttft_s=0.2)).limit < 20

@@ -266,13 +266,17 @@ async def test_users_who_miss_the_slo_beside_rollouts_keep_them_further_from_it(
 async def test_rollouts_that_took_little_of_the_engines_time_are_blamed_for_little(engine: Engine) -> None:
     keeper = keeper_of(engine)
     before = keeper.headroom
-    sat(keeper, 1)
+    (ticket,) = sat(keeper, 1)
     look(keeper, engine)
     work(keeper, engine, steps=2)
+    keeper.seats.leave(ticket)
     look(keeper, engine, 9)
     little = late_user(keeper, engine, ttft_s=0.277)
     assert before is not None
     assert 0.99 * before < little < before
+    look(keeper, engine, 10)
+    sat(keeper, 1)
+    look(keeper, engine)
     work(keeper, engine, steps=2000)
     look(keeper, engine, 9)
     assert late_user(keeper, engine, ttft_s=0.277) < 0.99 * little
@@ -337,8 +341,8 @@ async def test_without_an_slo_for_a_while_the_limit_of_either_phase_is_kept(engi
     limit = keeper.limit
     engine.arriving = True
     look(keeper, engine)
-    engine.requests = {"a": RequestTimes(engine.now - 1.0, None, None, 0)}
-    work(keeper, engine, steps=50)
+    engine.requests = {"a": RequestTimes(engine.now - 0.3, None, None, 0)}
+    work(keeper, engine, steps=20)
     engine.requests = {}
     assert keeper.limit != limit
     keeper.configure(HarvestConfig(), SloConfig())
