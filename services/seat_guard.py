@@ -72,7 +72,7 @@ class Guard:
     emptied_until: float = 0.0
     """No rollout keeps a seat before."""
     since: float = 0.0
-    """What was felt earlier was felt under another limit."""
+    """What was felt earlier was felt under another limit, or has closed it."""
 
 
 def next_guard(
