@@ -5,13 +5,16 @@
 
 What was taken before that made answers longer, whose tokens take a small part of the steps that compute prompts.
 Where less was added than a target was missed by, the user would have missed it alone, too. But rollouts have their part
-in how long others stayed, so that they may have added more: they are to blame for all of a miss by what they added, and
-for none of one by twice as much.
+in how long others stayed, so that they may have added twice as much: they are to blame for all of a miss by that, and
+for none of one by as much again.
 """
 
 from dataclasses import dataclass
 
 from services.slo import SloConfig
+
+_MOST = 2.0
+"""Times what they took, that they may have added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +29,12 @@ def blame(slo: SloConfig, ttft_s: float | None, tpot_s: float | None, by: Added)
     """Rollouts' part, 0 to 1, in that a user who felt this missed a target; 0 where none was missed.
 
     >>> slo = SloConfig(ttft_s=0.5, tpot_s=0.05)
-    >>> [round(blame(slo, ttft_s, 0.04, Added(0.04, 0.02)), 2) for ttft_s in (0.5, 0.52, 0.56, 0.6)]
-    [0.0, 1.0, 0.5, 0.0]
+    >>> [round(blame(slo, ttft_s, 0.04, Added(0.04, 0.02)), 2) for ttft_s in (0.5, 0.52, 0.58, 0.62, 0.66)]
+    [0.0, 1.0, 1.0, 0.5, 0.0]
     """
     felt = ((ttft_s, slo.ttft_s, by.ttft_s), (tpot_s, slo.tpot_s, by.tpot_s))
     parts = [
-        min(1.0, max(0.0, 2.0 - (seconds - target) / added_s)) if added_s > 0 else 0.0
+        min(1.0, max(0.0, 2.0 - (seconds - target) / (_MOST * added_s))) if added_s > 0 else 0.0
         for seconds, target, added_s in felt
         if seconds is not None and target is not None and seconds > target
     ]

@@ -120,7 +120,7 @@ def next_headroom(
     True
     >>> [after(before, [slow], beside_at=at, by=by).share for at, by in ((-1.0, all_of_it), (3.0, Added(0.0, 0.0)))]
     [0.7, 0.7]
-    >>> round(after(before, [slow], by=Added(0.3, 0.0)).share, 4)  # late by 0.5 s
+    >>> round(after(before, [slow], by=Added(0.15, 0.0)).share, 4)  # late by 0.5 s
     0.6885
     """
     met = [times for times in ended if before.since <= times.arrived <= beside_at]

@@ -29,6 +29,8 @@ from services.user_window import Met
 
 _MIN_ROLLOUTS = 1
 """Of an engine without users: with none there would be nothing to learn from."""
+_SAME_S = 1.5
+"""Without a look that finds users outside, before the next one is another time: a pace shows within a second."""
 _CROWDED = 1.5
 """Times the limit, beyond which samples are cut for users' pace: to be cut costs each a prefill, and users another
 step, and to end by itself costs nothing."""
@@ -54,7 +56,7 @@ class Felt:
     beside: bool
     """Whether rollouts held a seat since the limit was last changed: only then is it to blame."""
     taken: float = 0.0
-    """Share of those steps' time that rollouts took."""
+    """Share of the last half second that rollouts took."""
     met_steps: int = 2
     """Steps with rollouts before the first token of whoever comes next: the one that is running, and the one that
     computes the prompt where rollouts do not give way to it."""
@@ -98,11 +100,13 @@ def next_guard(
     # a limit that nothing reaches proves nothing
     if felt.sequences + 1 < guard.limit or _near(felt.lately, felt, slo, idle, headroom):
         return guard
+    if not attained(slo, felt.lately.felt.ttft_s, felt.lately.felt.tpot_s):
+        return guard
     return replace(guard, limit=min(seats * weight, guard.limit + slo.increase_per_s * seats * dt))
 
 
 def _breached(guard: Guard, felt: Felt, now: float, slo: SloConfig, *, blamed: bool) -> Guard:
-    until, began = now + slo.hold_s, guard.closed_since if now < guard.closed_until else now
+    until, began = now + slo.hold_s, guard.closed_since if now < guard.closed_until + _SAME_S else now
     closed = replace(guard, closed_until=until, closed_since=began, since=now)
     by_themselves = felt.kv_usage <= KV_EDGE and _missed_alone(slo, felt.now)
     # what rollouts add is an estimate, which must not have users wait for them to end by themselves
@@ -163,7 +167,8 @@ def kept_seats(guard: Guard, now: float, *, users: int, weight: float = 1.0) -> 
 
 
 def _near(met: Met, felt: Felt, slo: SloConfig, idle: IdleSpeed, headroom: float) -> bool:
-    """Whether anything that was met is beyond the share `headroom` of what is left of a target without rollouts."""
+    """Whether anything that was met is beyond the share `headroom` of what is left of a target without rollouts; of a
+    target of which nothing is left they are not kept from anything."""
     steps_s = None if felt.step_s is None else felt.met_steps * felt.step_s
     left = 1.0 - felt.taken
     figures = (
@@ -175,7 +180,7 @@ def _near(met: Met, felt: Felt, slo: SloConfig, idle: IdleSpeed, headroom: float
     return any(
         seen > edge(target, alone, headroom)
         for target, seen, alone in figures
-        if target is not None and seen is not None and alone is not None
+        if target is not None and seen is not None and alone is not None and alone < target
     )
 
 

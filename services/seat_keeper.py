@@ -260,12 +260,14 @@ class SeatKeeper:
             self._weight.met(steps, users, rollouts)
         self._taken.prompts((begun - self._begun) * self.idle.prefill_token_s)
         self._begun = begun
-        tokens = self._window.tokens
         if rollouts:
-            alone = not earlier[0] and not tokens
-            self._taken.book(now, steps, users_tokens=tokens, rollout_s=self._weight.rollout_s, alone=alone)
+            came = min((user.arrived for user in self._engine.users().values()), default=now)
+            rollout_s = self._weight.rollout_s
+            self._taken.book(now, steps, users_tokens=self._window.tokens, rollout_s=rollout_s, came=came)
         else:
             self._taken.rest(now, _TICK_S)
+        if not self.seats.starting:
+            self._taken.read()
 
     def _mind_cache(self, now: float) -> None:
         """Where users wait for blocks of it, with an SLO or without."""

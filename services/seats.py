@@ -81,6 +81,11 @@ class Seats:
         return len(self._seated)
 
     @property
+    def starting(self) -> int:
+        """Seats whose samples have no token yet."""
+        return len(self._starting)
+
+    @property
     def waiting(self) -> int:
         return len(self._waiting)
 

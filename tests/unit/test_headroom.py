@@ -81,8 +81,8 @@ def test_who_missed_by_more_than_rollouts_added_counts_for_their_part(beyond: Re
     def lowered(part: float) -> float:
         return after(BEGIN, beyond, by=Added(ttft_s=0.2 * part, tpot_s=0.02 * part)).share / BEGIN.share
 
-    assert lowered(0.0) == lowered(0.5) == 1.0
-    assert lowered(0.75) == pytest.approx(lowered(1.0) ** (2 / 3), rel=0.001)
+    assert lowered(0.0) == lowered(0.25) == 1.0
+    assert lowered(0.375) == pytest.approx(lowered(1.0) ** (2 / 3), rel=0.001)
     assert lowered(7.0) == pytest.approx(lowered(1.0))
 
 
@@ -129,7 +129,7 @@ def test_the_ceiling_falls_towards_the_seats_beside_which_users_missed_and_rises
 
 
 def test_a_miss_that_rollouts_hardly_caused_hardly_lowers_the_ceiling_however_low_the_limit_was() -> None:
-    hardly = after(BEGIN, user(ttft_s=2.0), by=Added(ttft_s=0.51, tpot_s=0.0), reached=0.1)
+    hardly = after(BEGIN, user(ttft_s=2.0), by=Added(ttft_s=0.255, tpot_s=0.0), reached=0.1)
     assert 0.9 < hardly.ceiling < 1.0
 
 

@@ -1,5 +1,6 @@
 """The guard keeps users inside their SLO with as many rollouts as that has room for, and no more."""
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -212,7 +213,7 @@ def test_users_who_miss_a_target_for_as_long_as_the_window_get_every_seat_whoeve
         assert kept_seats(guard, now, users=4) == 56
     guard = after(guard, by_themselves, now + TICK)
     assert (guard.limit, kept_seats(guard, now + TICK, users=4)) == (40 * SLO.decrease, 0)
-    later = now + SLO.window_s
+    later = now + SLO.window_s + 1.0
     assert kept_seats(after(guard, by_themselves, later), later, users=4) == 38
 
 
@@ -286,3 +287,15 @@ def test_the_steps_of_users_alone_are_not_held_against_rollouts_for_whoever_come
     users_own = a_look(step_s=0.06, taken=0.02, sequences=20)
     assert after(Guard(20.0), users_own, slo=SloConfig(ttft_s=0.2)).limit > 20
     assert after(Guard(20.0), replace(users_own, taken=0.9), slo=SloConfig(ttft_s=0.2)).limit < 20
+
+
+def test_users_whose_pace_alone_is_outside_cost_rollouts_seats_after_the_window_and_none_before() -> None:
+    slow, guard, held = Met(Pace(tpot_s=0.09), Pace(tpot_s=0.07)), Guard(40.0), list[float]()
+    for number in range(150):
+        now = 10.0 + TICK * number
+        seen = now - guard.since >= 1.0  # a pace is known of a second
+        met = slow if seen else Met()
+        steps = {"step_s": 0.09, "token_s": 0.09, "taken": 0.2} if now - guard.since >= 0.5 else {}
+        guard = after(guard, a_look(now=met, lately=slow, **steps), now, slo=SloConfig(tpot_s=0.06))
+        held.append(now if kept_seats(guard, now, users=4) < 40 else math.inf)
+    assert SLO.window_s <= min(held) - 10.0 <= SLO.window_s + 2.0

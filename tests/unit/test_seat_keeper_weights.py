@@ -72,7 +72,7 @@ async def test_seats_that_an_arrival_of_weights_costs_are_back_after_it_and_gone
     look(keeper, engine, 1)
     assert keeper.limit == before
     engine.requests = {"late": RequestTimes(engine.now - 0.3, None, None, 0)}
-    work(keeper, engine, steps=15)
+    work(keeper, engine, steps=25)
     engine.requests = {}
     assert (keeper.breaches, keeper.limit) == (1, int(0.7 * (TOTAL - RESERVE)))
 
