@@ -16,7 +16,7 @@ from services.seats import Ticket
 from services.slo import SloConfig
 from services.user_window import RequestTimes
 from tests.harvest_stand import Stand, request
-from tests.keeper_stand import TOTAL, Engine, keeper_of, look, sat, step
+from tests.keeper_stand import TOTAL, Engine, keeper_of, look, sat, step, work
 
 
 def causes(tickets: list[Ticket]) -> Counter[CutCause]:
@@ -40,7 +40,8 @@ async def test_a_breach_is_the_slos_doing() -> None:
     tickets = sat(keeper, TOTAL)
     look(keeper, engine, 5)
     engine.requests["late"] = RequestTimes(engine.now, None, None, 0)
-    look(keeper, engine, 3)
+    for _ in range(3):
+        work(keeper, engine, steps=5, sequences=TOTAL)
     assert causes(tickets) == {CutCause.SLO: keeper.seats.held}
 
 
