@@ -112,7 +112,8 @@ async def test_a_request_that_no_replica_can_take_is_a_dead_letter_and_others_ar
     data, reason = REQUESTS[kind]
     bad, *others = (await run.queue.submit([A_REQUEST] * GROUPS)).group_ids
     await run.overwrite(bad, "request", data)
-    async with harvesting(small_harvester(run.queue, "replica", lease_s=5.0)):
+    # a call's patience is a quarter of it, and 32 MB take a busy machine more than a second to read
+    async with harvesting(small_harvester(run.queue, "replica", lease_s=20.0)):
         with fault.recovery():
             found = await until(lambda books: books.ledger.pending == 0, run.books)
     await run.check_dead(bad, reason)
