@@ -169,23 +169,18 @@ def kept_seats(guard: Guard, now: float, *, users: int, weight: float = 1.0) -> 
 def _near(met: Met, felt: Felt, slo: SloConfig, idle: IdleSpeed, headroom: float) -> bool:
     """Whether anything that was met is beyond the share `headroom` of what is left of a target without rollouts; of a
     target of which nothing is left they are not kept from anything."""
-    steps_s = None if felt.step_s is None else felt.met_steps * felt.step_s
     left = 1.0 - felt.taken
-    figures = (
-        (slo.ttft_s, met.felt.ttft_s, met.alone.ttft_s),
-        (slo.ttft_s, _plus(idle.first_token_s, steps_s), _plus(idle.first_token_s, steps_s, left)),
-        (slo.tpot_s, met.felt.tpot_s, met.alone.tpot_s),
-        (slo.tpot_s, felt.token_s, _plus(0.0, felt.token_s, left)),
-    )
+    figures = [(slo.ttft_s, met.felt.ttft_s, met.alone.ttft_s), (slo.tpot_s, met.felt.tpot_s, met.alone.tpot_s)]
+    if felt.step_s is not None:  # that whoever comes next would meet
+        steps_s = felt.met_steps * felt.step_s
+        figures.append((slo.ttft_s, idle.first_token_s + steps_s, idle.first_token_s + left * steps_s))
+    if felt.token_s is not None:
+        figures.append((slo.tpot_s, felt.token_s, left * felt.token_s))
     return any(
         seen > edge(target, alone, headroom)
         for target, seen, alone in figures
         if target is not None and seen is not None and alone is not None and alone < target
     )
-
-
-def _plus(seconds: float, more: float | None, share: float = 1.0) -> float | None:
-    return None if more is None else seconds + share * more
 
 
 def edge(target: float, alone: float, headroom: float) -> float:

@@ -39,8 +39,7 @@ class Steps:
     tokens: int = 0
     """Of all sequences."""
 
-    def and_(self, more: "Steps") -> "Steps":
-        """These and `more`."""
+    def __add__(self, more: "Steps") -> "Steps":
         return Steps(
             self.count + more.count,
             self.seconds + more.seconds,

@@ -69,7 +69,7 @@ class StepLog:
             # those of sequences that were left out of the step before span it too
             step = replace(step, count=1, seconds=min(gaps))
             self._gaps.append(_Gap(self._clock(), min(gaps), max(1.0, generated / sequences)))
-        self._untaken = self._untaken.and_(step)
+        self._untaken += step
 
     def take(self) -> Steps:
         """Since it was asked before: those with a further token of a sequence, and all tokens."""

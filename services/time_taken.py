@@ -5,7 +5,7 @@ from bisect import bisect_left
 from services.step_cost import Steps
 
 _MOST = 6000
-"""Looks that are remembered at least: ten minutes, longer than nearly all answers."""
+"""Looks that are remembered at least: ten minutes, longer than nearly all answers. Each is two moments at the most."""
 
 
 class TimeTaken:
@@ -82,12 +82,9 @@ class TimeTaken:
         return max(0.0, self._before(end) - self._before(begin))
 
     def _before(self, moment: float) -> float:
-        after = bisect_left(self._moments, moment)
+        after = min(bisect_left(self._moments, moment), len(self._moments) - 1)
         if after == 0:
             return self._until[0]
-        after = max(1, min(after, len(self._moments) - 1))
-        if after == len(self._moments):  # none ended yet
-            return self._until[-1]
         earlier, later = self._moments[after - 1], self._moments[after]
         moment = min(moment, later + self._runs_s + self._unread_s)
         share = (moment - earlier) / (later - earlier) if later > earlier else 1.0
