@@ -11,20 +11,25 @@ _REST = 3.0
 while instead of half as long again for a moment."""
 _PIECE_S = 0.002
 """Computed before a rest is worth its wake-up."""
+_LOOK_S = 0.02
+"""Between two looks of a thread that is held."""
 
 
 class Breaks:
-    """Of one thread, which rests `most_s` in all and goes on without rests then: what it does has an end to reach."""
+    """Of one thread, which rests `most_s` in all and goes on without rests then: what it does has an end to reach. Some
+    of that is for the times in which it is held."""
 
     def __init__(
         self,
         *,
         most_s: float,
+        held: Callable[[], bool] = lambda: False,
         computed: Callable[[], float] = time.thread_time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`computed` says how many seconds of a processor the thread has had."""
+        """While it is `held` it rests; `computed` says how many seconds of a processor the thread has had."""
         self._left_s = most_s
+        self._held = held
         self._computed = computed
         self._sleep = sleep
         self._since = computed()
@@ -33,13 +38,17 @@ class Breaks:
         """The same pieces, with a rest after what was done with each."""
         for piece in pieces:
             yield piece
-            self._take()
+            self.take()
 
-    def _take(self) -> None:
-        worked_s = self._computed() - self._since
-        if worked_s < _PIECE_S or self._left_s <= 0:
-            return
-        rest_s = min(_REST * worked_s, self._left_s)
-        self._left_s -= rest_s
-        self._sleep(rest_s)
-        self._since = self._computed()
+    def take(self) -> None:
+        """Where one is due, and then for as long as the thread is held."""
+        if (worked_s := self._computed() - self._since) >= _PIECE_S:
+            self._rest(_REST * worked_s)
+            self._since = self._computed()
+        while self._left_s > 0 and self._held():
+            self._rest(_LOOK_S)
+
+    def _rest(self, seconds: float) -> None:
+        if (rest_s := min(seconds, self._left_s)) > 0:
+            self._left_s -= rest_s
+            self._sleep(rest_s)

@@ -83,7 +83,7 @@ class Replica:
         self._staging = Staging(Path(config.push.staging_dir), self.name)
         self._rewards = rewards
         self.keeper = self._seat_keeper()
-        self.users = self.keeper.users
+        self.users, engine.crowded = self.keeper.users, lambda: self.keeper.crowded
         self._idle = IdleCheck(self._idle_speed)
         self._swap = way_in(config, engine, self.keeper.aside, self.keeper.spare)
         turns = Turns(RedisTurns(store, config.fleet), self.name, config.push)

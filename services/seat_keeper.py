@@ -3,10 +3,9 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
-from typing import Protocol
 
 from rollout.board import CutCause, ReplicaRole
 from services.added import Added
@@ -23,11 +22,12 @@ from services.seat_bounds import Bound, beside_users, tightest
 from services.seat_guard import Felt, Guard, ceiling_seats, check_attainable, guarded_seats, kept_seats, next_guard
 from services.seats import Seats, rollout_seats
 from services.slo import SloConfig, in_engine
-from services.step_log import EVIDENCE_S, StepLog
+from services.step_log import EVIDENCE_S
 from services.time_taken import TimeTaken
 from services.user_seats import UserSeats
 from services.user_weight import UserWeight
 from services.user_window import RequestTimes, UserWindow
+from services.watched import Watched
 from services.way import WayHeard
 
 _TICK_S = 0.1
@@ -38,17 +38,6 @@ FIRST_TOKENS_S = 1.0
 _LOOK_S = 0.005
 _STEPS_TO_SEE = 2
 """Of the engine, before it shows whether a request is begun: one may have run when it came, or when room was made."""
-
-
-class Watched(Protocol):
-    """What the guard sees of an engine."""
-
-    step_log: StepLog
-    rollouts_give_way: bool
-
-    def users(self) -> Mapping[str, RequestTimes]:
-        """The sequences of users in the engine now."""
-        ...
 
 
 class SeatKeeper:
@@ -136,6 +125,11 @@ class SeatKeeper:
     def rollouts_aside(self) -> bool:
         """Whether they left all seats for new weights, or a measurement, and get them back."""
         return bool(self._asides)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the SLO leaves rollouts no seat now."""
+        return self._guards and not self.rollouts_aside and self._allowed() == 0
 
     def calibrate(self, idle: IdleSpeed) -> None:
         """What the engine does with one request alone."""

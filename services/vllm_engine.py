@@ -49,6 +49,8 @@ class VllmEngine:
         self._prepared: Path | None = None
         self.rollouts_give_way = True
         """Whether they are left out of steps that compute users' prompts, which those who begin from now on are."""
+        self.crowded: Callable[[], bool] = lambda: False
+        """Whether users leave no room for anything else now, not for weights that are prepared either."""
         self.step_log = StepLog(own=(_OWN,))
         self.user_adapter: Adapter | None = None
         """What users are on; None for the model itself."""
@@ -178,9 +180,15 @@ class VllmEngine:
         self, directory: Path, *, refresh_tied_head: bool = True, within_s: float, wanted: Callable[[], bool]
     ) -> None:
         """Have the workers load a directory beside the weights in use, see `weights_ahead`; with rests where users are
-        in the engine as it begins."""
-        rest_s = _REST_SHARE * within_s if self.users() else 0.0
-        arguments = {"directory": str(directory), "refresh_tied_head": refresh_tied_head, "rest_s": rest_s}
+        in the engine as it begins, and while it is crowded."""
+        held = self.crowded()
+        rest_s = _REST_SHARE * within_s if held or self.users() else 0.0
+        arguments = {
+            "directory": str(directory),
+            "refresh_tied_head": refresh_tied_head,
+            "rest_s": rest_s,
+            "held": held,
+        }
         self._prepared, until, over = directory, time.monotonic() + within_s, False
         await self._client.collective_rpc("prepare_weights", kwargs=arguments)
         while not over:
@@ -189,6 +197,9 @@ class VllmEngine:
                 await self._client.collective_rpc("abandon_prepared")
                 return
             await asyncio.sleep(_ASK_S)
+            if self.crowded() != held:
+                held = not held
+                await self._client.collective_rpc("hold_prepared", args=(held,))
             over = all(state for state, _ in await self._client.collective_rpc("prepared"))
 
     async def first_tokens(self, *, within_s: float) -> None:

@@ -2,8 +2,8 @@
 
 begin (a thread that gives way) -> over -> take: the two models change places
 
-The thread gives way to all that wants a processor, and rests between tensors, as long as that does not put the whole
-off for long. The engine waits for it nowhere.
+The thread gives way to all that wants a processor, and rests between tensors, and while users are a crowd, as long as
+that does not put the whole off for long. The engine waits for it nowhere.
 """
 
 import copy
@@ -74,12 +74,14 @@ class WeightsAhead:
         self._wanted = ""
         """Directory that is prepared, or is to be."""
         self._error = _NOTHING
+        self.held = False
+        """Whether the preparation is to rest now."""
 
     def begin(
         self, model: torch.nn.Module, config: VllmConfig, directory: str, finish: Finish, *, rest_s: float = 0.0
     ) -> None:
         """Load `directory` beside `model`, then `finish` what was loaded; what was begun before is abandoned. The work
-        may be put off by rests of `rest_s` in all."""
+        may be put off by rests of `rest_s` in all, those while it is `held` among them."""
         self.abandon()
         self._wanted, self._error = directory, ahead_refusal(config)
         if not self._error and self._busy:
@@ -144,8 +146,9 @@ class WeightsAhead:
         rest_s: float,
     ) -> None:
         give_way()
-        breaks = Breaks(most_s=rest_s)
+        breaks = Breaks(most_s=rest_s, held=lambda: self.held and self._wanted == directory)
         try:
+            breaks.take()
             spare = twin(model) if spare is None else spare
             with set_current_vllm_config(config):
                 try:

@@ -53,10 +53,15 @@ class WorkerExtension:
             return repr(met)
         return ""
 
-    def prepare_weights(self, directory: str, refresh_tied_head: bool, rest_s: float = 0.0) -> None:
+    def prepare_weights(self, directory: str, refresh_tied_head: bool, rest_s: float = 0.0, held: bool = False) -> None:
         """Begin to load a directory beside the weights in use; see `WeightsAhead`."""
         finish = _refresh_tied_head if refresh_tied_head else _nothing
+        _ahead.held = held
         _ahead.begin(self.model_runner.get_model(), self.vllm_config, directory, finish, rest_s=rest_s)
+
+    def hold_prepared(self, held: bool) -> None:
+        """Whether the preparation is to rest from now on, or goes on."""
+        _ahead.held = held
 
     def prepared(self) -> tuple[bool, str]:
         """Whether the preparation is over, and why this worker has nothing to take then."""

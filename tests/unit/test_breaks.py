@@ -35,3 +35,21 @@ def test_it_rests_no_longer_than_it_may_in_all_and_goes_on() -> None:
     thread.work(thread.breaks(0.5), 0.1, 0.1, 0.1, 0.1)
     assert thread.rests == [pytest.approx(0.3), pytest.approx(0.2)]
     assert thread.computed_s == pytest.approx(5.4)
+
+
+def test_it_rests_while_it_is_held_and_what_is_left_of_its_rests_afterwards() -> None:
+    thread, answers = Thread(), iter([True, True, False, False])
+    breaks = Breaks(
+        most_s=1.0, held=lambda: next(answers), computed=lambda: thread.computed_s, sleep=thread.rests.append
+    )
+    breaks.take()
+    assert thread.rests == [0.02, 0.02]
+    thread.work(breaks, 0.1)
+    assert thread.rests[2:] == [pytest.approx(0.3)]
+
+
+def test_a_thread_that_is_held_for_good_goes_on_when_its_rests_are_used_up() -> None:
+    thread = Thread()
+    breaks = Breaks(most_s=0.5, held=lambda: True, computed=lambda: thread.computed_s, sleep=thread.rests.append)
+    thread.work(breaks, 0.1, 0.1)
+    assert sum(thread.rests) == pytest.approx(0.5)

@@ -1,7 +1,7 @@
 """What the harvest is worth, whom it is compared with, and how sure that is."""
 
 import random
-from itertools import count
+from itertools import chain, count, repeat
 from pathlib import Path
 
 import pytest
@@ -80,6 +80,20 @@ def test_a_sweep_finds_the_most_seats_that_keep_the_slo_as_finely_as_it_has_to(b
     assert search.kept <= best <= search.kept + max(1, search.finest * search.kept)
     assert len(asked) <= 5
     assert len(set(asked)) == len(asked)
+
+
+@pytest.mark.parametrize("first", [1, 3, 8, 12, 20, 32, 50])
+@pytest.mark.parametrize("best", [0, 1, 5, 8, 11, 16, 30, 32])
+def test_a_sweep_with_a_guess_finds_the_same_and_a_good_one_in_fewer_steps(first: int, best: int) -> None:
+    search, asked = Sweep(32, first=first), []
+    while (seats := search.seats()) is not None:
+        asked.append(seats)
+        search = search.after(seats, kept=seats <= best)
+    assert search.kept <= best <= search.kept + max(1, search.finest * search.kept)
+    assert len(set(asked)) == len(asked)
+    assert set(asked) <= set(range(1, 33))
+    if first * 0.85 <= best <= first * 1.15 and best > 2:
+        assert len(asked) <= 3
 
 
 def test_what_another_guest_had_is_read_from_the_processors_counters(tmp_path: Path) -> None:
@@ -197,6 +211,6 @@ async def test_a_host_that_is_not_quieter_for_minutes_is_measured_as_it_is() -> 
 async def test_a_round_may_lose_twice_what_others_take_of_its_host_at_any_time_up_to_a_bound(
     usual: int, kept: int, lost: int
 ) -> None:
-    quiet, readings = Quiet(0.05, 0.0004, 0.15, 3, 0.0), iter([(0, 0), (usual, 10_000)])
+    quiet, readings = Quiet(0.05, 0.0004, 0.15, 3, 0.0), chain([(0, 0)], repeat((usual, 10_000)))
     assert await quiet.settle(lambda: Theft(lambda: next(readings)), calm_s=0.01) == usual / 10_000
     assert [quiet.again(ticks / 10_000, 0.0) for ticks in (kept, lost)] == [False, True]

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from services import seat_keeper
+from services.config import HarvestConfig
 from services.slo import SloConfig
 from services.user_window import RequestTimes
 from tests.keeper_stand import RESERVE, SLO, TOTAL, Engine, keeper_of, look, sat, step, work
@@ -161,3 +162,18 @@ async def test_rollouts_step_aside_even_where_users_may_not_take_their_seats(eng
         assert not late.seated.done()
     assert (late.seated.done(), keeper.rollouts_aside) == (True, False)
     await leaving
+
+
+async def test_users_are_a_crowd_where_the_slo_leaves_rollouts_no_seat_and_not_for_other_reasons(
+    engine: Engine,
+) -> None:
+    keeper = keeper_of(engine, max_seats=0)
+    assert not keeper.crowded, "settings keep rollouts out, not users"
+    look(keeper, engine)
+    with keeper.users.hold(TOTAL):
+        assert keeper.crowded
+        async with keeper.aside():
+            assert not keeper.crowded, "rollouts left for the new weights themselves"
+    keeper.configure(HarvestConfig(user_reserve=RESERVE), SloConfig())
+    with keeper.users.hold(TOTAL):
+        assert not keeper.crowded, "nothing is promised to users"

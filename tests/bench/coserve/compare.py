@@ -115,11 +115,13 @@ def _at(cells: Mapping[str, Record], load: str) -> dict[str, Any]:
 
 
 def _beside(cell: Record, users: Record) -> dict[str, Any]:
+    """Users alone in as many rounds."""
+    alone = rounds(users, len(cell["by_round"]))
     return {
         "attainment": cell["attainment"],
-        "attainment_lost": users["attainment"] - cell["attainment"],
-        "attainment_lost_interval": paired_interval(_inside(users), _inside(cell), seed=0),
-        "within_margin": keeps(cell["attainment"], users["attainment"]),
+        "attainment_lost": alone.attainment - cell["attainment"],
+        "attainment_lost_interval": paired_interval(alone.inside, _inside(cell), seed=0),
+        "within_margin": keeps(cell["attainment"], alone.attainment),
         "harvested_tokens_s": cell["harvested_tokens_s"],
         "efficiency": cell["efficiency"],
     }

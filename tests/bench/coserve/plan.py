@@ -20,7 +20,8 @@ class Plan:
     users: int = 300
     """Of an arm at a load, at least."""
     rounds: int = 4
-    """In which the arms of a load take turns, so that a machine whose speed drifts is as slow for all of them."""
+    """In which the arms of a load take turns, so that a machine whose speed drifts is as slow for all of them. The arm
+    without a guard has as many of them as `users` need."""
     round_s: float = 40.0
     """Of each of them, at least: on a fast machine `users` are there in a few seconds, of which no queue comes to its
     length and no push has its share; and of 300 users four are more than the point that the guard may cost."""

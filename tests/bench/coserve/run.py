@@ -1,6 +1,7 @@
 """A run on one fleet: the SLO, the capacity, cell after cell, and the idle users once more."""
 
 import asyncio
+import math
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -21,7 +22,7 @@ from .measure import latencies, record
 from .plan import Plan
 from .report import table
 from .seen import Seen
-from .session import Session
+from .session import Session, load_rate, users_of
 from .slo import CapacitySearch, Slo, first_rate, slo_of
 from .sweep import Sweep
 
@@ -111,7 +112,7 @@ class Run:
 
     async def _sweep(self, load: str) -> None:
         """The constants that find the oracle of a load."""
-        search = Sweep(self._plan.seats)
+        search = Sweep(self._plan.seats, first=self._guess(load))
         for _ in range(_MOST_DUELS):
             while (seats := search.seats()) is not None:
                 kept = await self._keeps(load, seats)
@@ -129,6 +130,12 @@ class Run:
             fewer = (int(seats) for seats, one in constants.items() if one["keeps"] and int(seats) < best)
             search = Sweep(self._plan.seats, kept=max(fewer, default=0), broke=best)
 
+    def _guess(self, load: str) -> int | None:
+        """Seats that rollouts held under the guard, on average."""
+        guard = self._figures.cells.get(Cell(GUARD, load).key)
+        held = [seats for seats in guard["series"]["seats_rollouts"] if seats is not None] if guard else []
+        return max(1, round(sum(held) / len(held))) if held else None
+
     def _oracle(self, load: str) -> dict[str, Any]:
         found: dict[str, Any] = self._figures.content["comparison"][load]["oracle"]
         return found
@@ -138,7 +145,7 @@ class Run:
         if left := self._missing([Cell(CONSTANT, load, seats)]):
             await self._batch(left)
         missing, more = too_few(self._figures.cells, load, seats), Cell(CONSTANT, load, seats, more=True)
-        if 0 < missing <= FEW_USERS and turns_of(more, self._plan) and (left := self._missing([more])):
+        if 0 < missing <= FEW_USERS and turns_of(more, self._plan, 0.0) and (left := self._missing([more])):
             await self._batch(left)
         return not too_few(self._figures.cells, load, seats)
 
@@ -147,13 +154,16 @@ class Run:
 
     async def _rounds(self, batch: Sequence[Cell]) -> dict[Cell, list[Seen]]:
         """Of each cell; several take turns, every second time backwards."""
-        turns = turns_of(batch[0], self._plan)
+        load = batch[0].load
+        capacity = self._figures.content["capacity"]["rate"] if load else 0.0
+        turns = {cell: turns_of(cell, self._plan, load_rate(load, capacity, self._plan)) for cell in batch}
         found: dict[Cell, list[Seen]] = {cell: [] for cell in batch}
-        for number, turn in enumerate(turns):
+        for number, turn in enumerate(max(turns.values(), key=len)):
             for cell in batch if number % 2 == 0 else reversed(batch):
-                place = f"{cell.key}, round {number + 1} of {len(turns)}" if len(turns) > 1 else cell.key
+                if turn not in turns[cell]:
+                    continue
+                place = f"{cell.key}, round {number + 1} of {len(turns[cell])}" if len(turns[cell]) > 1 else cell.key
                 async with _progress(self._one, place):
-                    capacity = self._figures.content["capacity"]["rate"] if cell.load else 0.0
                     found[cell].append(await self._one.cell(cell, self._slo, capacity, turn=turn))
         return found
 
@@ -173,20 +183,25 @@ class Run:
         self._figures.put(comparison=comparison(measured, loads))
 
 
-def turns_of(cell: Cell, plan: Plan) -> range:
-    """Which of a load's rounds it has.
+def turns_of(cell: Cell, plan: Plan, rate: float) -> range:
+    """Which of a load's rounds, to which users come at `rate`, it has: the damage without the guard is seen of the
+    fewest users that an arm may have.
 
     >>> plan, constant, more = Plan(), Cell(CONSTANT, "50", 8), Cell(CONSTANT, "50", 8, more=True)
-    >>> [turns_of(cell, plan) for cell in (Cell(USERS, "50"), constant, more)]
+    >>> [turns_of(cell, plan, 5.0) for cell in (Cell(USERS, "50"), constant, more)]
     [range(0, 4), range(0, 2), range(2, 4)]
-    >>> [len(turns_of(Cell(CONSTANT, DAY, 8, more=more), plan)) for more in (False, True)]
+    >>> [len(turns_of(Cell(CONSTANT, DAY, 8, more=more), plan, 5.0)) for more in (False, True)]
     [1, 0]
+    >>> [len(turns_of(Cell(UNGUARDED, "50"), plan, rate)) for rate in (1.0, 3.0, 5.0, 10.0)]
+    [4, 3, 2, 1]
     """
     if cell.load == DAY or cell.arm not in {USERS, GUARD, UNGUARDED, CONSTANT}:
         return range(int(not cell.more))
     first = min(plan.sweep_rounds, plan.rounds)
     if cell.more:
         return range(first, plan.rounds)
+    if cell.arm == UNGUARDED:
+        return range(math.ceil(plan.users * plan.rounds / users_of(plan, rate)))
     return range(first if cell.again or cell.seats is not None else plan.rounds)
 
 

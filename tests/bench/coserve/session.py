@@ -122,7 +122,7 @@ class Session:
                 return seen
 
     async def _cell(self, cell: Cell, slo: Slo, capacity: float, turn: int) -> Seen:
-        rate, host = self._rate(cell, capacity), await self.quiet.wait()
+        rate, host = load_rate(cell.load, capacity, self._plan), await self.quiet.wait()
         pushes, beats, earlier = len(self.pusher.pushes), len(self._watch.beats), await self.engines.counts()
         await self.engines.configure(settings(cell, slo))
         async with (theft := Theft()).seen(), self._beside(cell):
@@ -143,11 +143,6 @@ class Session:
             after=await self.engines.counts(),
             host=host,
         )
-
-    def _rate(self, cell: Cell, capacity: float) -> float:
-        if cell.load == DAY:
-            return self._plan.day_peak * capacity
-        return float(cell.load) / 100 * capacity if cell.load else 0.0
 
     def _first_rate(self, cell: Cell, rate: float) -> float:
         """Of the warm-up."""
@@ -206,8 +201,19 @@ class Session:
         plan = self._plan
         if cell.load == DAY:
             return day(rate, plan.day_s, seed=plan.seed)
-        count = at_least(plan.users, plan.rounds * plan.round_s, rate)
-        return share(poisson(rate, count, seed=plan.seed), turn, plan.rounds)
+        return share(poisson(rate, users_of(plan, rate), seed=plan.seed), turn, plan.rounds)
+
+
+def load_rate(load: str, capacity: float, plan: Plan) -> float:
+    """Users a second, in the busiest hour of a day."""
+    if load == DAY:
+        return plan.day_peak * capacity
+    return float(load) / 100 * capacity if load else 0.0
+
+
+def users_of(plan: Plan, rate: float) -> int:
+    """Of all rounds of a load."""
+    return at_least(plan.users, plan.rounds * plan.round_s, rate)
 
 
 @asynccontextmanager

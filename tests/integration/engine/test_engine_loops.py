@@ -276,6 +276,27 @@ async def test_a_preparation_that_was_given_up_gives_way_to_the_next_one(rig: Ri
     assert await logprob_error(rig, rig.model) < 1e-3
 
 
+async def test_a_preparation_waits_while_users_are_a_crowd_and_not_for_ever(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_perturbed(rig.model, tmp_path)
+    swap, crowd = WeightSwap(rig.engine, watchdog_s=30), asyncio.Event()
+    monkeypatch.setattr(rig.engine, "crowded", lambda: not crowd.is_set())
+    preparing = asyncio.create_task(rig.engine.prepare(tmp_path, within_s=300, wanted=lambda: True))
+    await asyncio.sleep(0.5)
+    assert not preparing.done()
+    crowd.set()
+    async with asyncio.timeout(10):
+        await preparing
+    await swap.load(tmp_path, version=0)
+    assert await logprob_error(rig, tmp_path) < 1e-3
+    crowd.clear()
+    async with asyncio.timeout(10):
+        await rig.engine.prepare(rig.model, within_s=10, wanted=lambda: True)
+    await swap.load(rig.model, version=0)
+    assert await logprob_error(rig, rig.model) < 1e-3
+
+
 async def test_first_tokens_of_users_are_waited_for_and_not_for_ever(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = {"a": RequestTimes(0.0, None, None, 0)}
     monkeypatch.setattr(rig.engine, "users", lambda: waiting)

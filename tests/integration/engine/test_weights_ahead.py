@@ -3,6 +3,7 @@
 import copy
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -138,3 +139,26 @@ def test_a_preparation_rests_between_weights_as_long_as_it_may(slow: Slow, monke
         while not ahead.over()[0]:
             pass
         assert sum(rests) == rest_s
+
+
+def test_a_preparation_that_is_held_begins_when_it_is_not_any_more(slow: Slow) -> None:
+    ahead, model = WeightsAhead(), torch.nn.Linear(1, 1)
+    slow.go_on.set()
+    ahead.held = True
+    ahead.begin(model, config(), "a", lambda _: None, rest_s=60.0)
+    assert not slow.begun.wait(0.3)
+    assert ahead.over() == (False, "")
+    ahead.held = False
+    assert slow.begun.wait(30)
+    ahead.end()
+
+
+def test_one_that_is_held_is_given_up_at_once(slow: Slow) -> None:
+    ahead, model = WeightsAhead(), torch.nn.Linear(1, 1)
+    slow.go_on.set()
+    ahead.held = True
+    ahead.begin(model, config(), "a", lambda _: None, rest_s=60.0)
+    started = time.monotonic()
+    ahead.end()
+    assert time.monotonic() - started < 5
+    assert ahead.over() == (True, "nothing is prepared")
