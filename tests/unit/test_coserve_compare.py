@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench.coserve.arms import ARRIVAL, CONSTANT, DAY, GUARD, USERS, Cell, duel
+from tests.bench.coserve.arms import ARRIVAL, CONSTANT, DAY, GUARD, UNGUARDED, USERS, Cell, duel
 from tests.bench.coserve.compare import comparison, rounds, too_few
 from tests.bench.coserve.verdicts import push_verdicts, verdicts
 from tests.bench.verdicts import Verdict, conclude, missed, rows
@@ -165,6 +165,22 @@ def test_over_the_day_the_guard_is_to_beat_every_constant_that_keeps_the_slo() -
 
     assert (day(80.0, 95.0).holds, day(80.0, 95.0).measured) == (True, pytest.approx(100 / 95))
     assert day(80.0, 101.0).holds is False
+
+
+def test_a_machine_that_is_slower_than_when_its_capacity_was_found_is_no_measure() -> None:
+    alone = "users alone"
+    assert _verdict(_load(), alone).holds is True
+    slower = _record(Cell(USERS, "80"), ["11111", "11101"], [0.0] * 2)
+    found = _verdict({**_load(), **slower}, alone)
+    assert (found.measured, found.holds) == (0.9, False)
+
+
+def test_an_arm_of_fewer_rounds_stands_beside_users_alone_in_the_same() -> None:
+    unguarded = _record(Cell(UNGUARDED, "50"), ["10000", "11111"], [300.0] * 2)
+    found = comparison({**_load(), **unguarded}, ("50",))["50"]
+    assert found["unguarded"]["attainment_lost"] == pytest.approx(0.4)
+    late = {**_load(), **_record(Cell(UNGUARDED, "50"), ["11111"], [300.0])}
+    assert comparison(late, ("50",))["50"]["unguarded"]["attainment_lost"] == 0.0
 
 
 def test_what_was_not_measured_neither_holds_nor_fails() -> None:

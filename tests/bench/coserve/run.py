@@ -23,7 +23,7 @@ from .plan import Plan
 from .report import table
 from .seen import Seen
 from .session import Session, load_rate, users_of
-from .slo import CapacitySearch, Slo, first_rate, slo_of
+from .slo import TARGET, CapacitySearch, Slo, first_rate, slo_of
 from .sweep import Sweep
 
 _MOST_DUELS = 3
@@ -109,6 +109,10 @@ class Run:
             self._keep(rounds[cell])
         self._figures.put(repeated=self._one.quiet.repeated, waited_s=self._one.quiet.waited_s)
         say(f"\n{table({cell.key: self._figures.cells[cell.key] for cell in batch})}")
+        for cell in batch:
+            inside = self._figures.cells[cell.key].get("attainment")
+            if cell.arm == USERS and inside is not None and inside < TARGET:
+                say(f"{cell.key}: {inside:.1%} inside the SLO: the machine is slower than when its capacity was found")
 
     async def _sweep(self, load: str) -> None:
         """The constants that find the oracle of a load."""

@@ -5,9 +5,10 @@ from typing import Any
 
 from tests.bench.verdicts import Verdict, at_most, reported
 
-from .arms import ARRIVAL, CONSTANT, DAY, GUARD, LOADS, Cell
+from .arms import ARRIVAL, CONSTANT, DAY, GUARD, LOADS, USERS, Cell
 from .compare import Record
 from .harvest_share import MARGIN
+from .slo import TARGET
 
 ORACLE_SHARE = 0.9
 
@@ -15,6 +16,7 @@ ORACLE_SHARE = 0.9
 def verdicts(cells: Mapping[str, Record], compared: Mapping[str, Any]) -> list[Verdict]:
     """`compared` is `compare.comparison` of the cells."""
     return [
+        _same_machine(cells),
         *(_lost(compared.get(load, {}), load) for load in (*LOADS, DAY)),
         *(_beside_oracle(compared.get(load, {}), load) for load in LOADS),
         _over_the_day(compared.get(DAY, {})),
@@ -36,6 +38,14 @@ def push_verdicts(cells: Mapping[str, Record], copy_s: float | None) -> list[Ver
         reported("push: seconds that users felt, p50", felt.get("p50")),
         reported("push: the same, p99", felt.get("p99")),
     ]
+
+
+def _same_machine(cells: Mapping[str, Record]) -> Verdict:
+    """Every load is below the capacity: where users alone are less than its share inside, the machine is slower than
+    when that was found, and the loads are not what they are called."""
+    least = min((cell["attainment"] for cell in cells.values() if cell["arm"] == USERS), default=None)
+    name = "users alone, inside the SLO at every load, in its worst cell"
+    return Verdict(name, least, f">= {TARGET:g}", None if least is None else least >= TARGET)
 
 
 def _lost(at: Mapping[str, Any], load: str) -> Verdict:
