@@ -3,6 +3,7 @@ learned from users who shared the engine.
 
     a user ended outside:  a step down; after three in one moment nobody counts until it is over
     a user ended inside:   miss_share / (1 - miss_share) of such a step up
+    none missed for long:  ten times as much
     all are far inside:    the ceiling grows with time
     nobody ends for long:  back to where learning began, if it is below that
 
@@ -36,6 +37,10 @@ _MOMENT_S, _MOST_OF_ONE = 2.0, 3
 who come at once miss at once, so that to count one alone would have more miss than may; to count all would have one
 accident of the machine keep rollouts out for long. After them those who end inside count as little as those who miss,
 or many would outvote any miss."""
+_LONG_RUN, _LONG_RUN_STEPS = 5.0, 10.0
+"""Users who end inside one after another until so many misses would have been expected of them: after a bad hour of the
+machine there may be ten thousand to make up for, and by then it is over. Where misses balance it is seven runs of a
+thousand that last so long, and users miss 6 % more often for it."""
 _CEILING_STEP = 0.2
 """Of the logarithm, the same."""
 _PROVEN = 0.5
@@ -66,6 +71,8 @@ class Headroom:
     """When the newest moment began in which users missed a target."""
     misses: float = 0.0
     """Of that moment, as far as they count."""
+    run: float = 0.0
+    """Users who ended inside since the newest miss."""
     taught_at: float = -math.inf
     ceiling: float = 1.0
     """Share of the engine's seats that rollouts may have."""
@@ -82,7 +89,7 @@ def resumed(before: Headroom, *, left_at: float, now: float) -> Headroom:
     """The same at `now`, with an SLO again, when there was none from `left_at` on: in that time nobody could teach.
 
     >>> resumed(Headroom(0.7, taught_at=90.0, near_at=80.0), left_at=100.0, now=500.0)
-    Headroom(share=0.7, since=500.0, missed_at=-inf, misses=0.0, taught_at=490.0, ceiling=1.0, near_at=480.0)
+    Headroom(share=0.7, since=500.0, missed_at=-inf, misses=0.0, run=0.0, taught_at=490.0, ceiling=1.0, near_at=480.0)
     """
     return replace(after_pause(before, now - left_at), since=now)
 
@@ -133,9 +140,11 @@ def next_headroom(
     if earlier >= _MOST_OF_ONE:
         return replace(before, taught_at=taught_at)
     misses = min(_MOST_OF_ONE - earlier, blamed)
-    share = before.share * math.exp(_STEP * (slo.miss_share * taught - misses))
+    run = (before.run + taught) * max(0.0, 1.0 - misses)
+    allowed = slo.miss_share * taught * (_LONG_RUN_STEPS if slo.miss_share * run > _LONG_RUN else 1.0)
+    share = before.share * math.exp(_STEP * (allowed - misses))
     near_at = now if any(_nearness(times, slo) > _NEAR for times in met) else before.near_at
-    ceiling = _met_ceiling(before.ceiling, slo.miss_share * taught, misses, reached=reached)
+    ceiling = _met_ceiling(before.ceiling, allowed, misses, reached=reached)
     if now - taught_at > _SILENT_S:
         share += max(0.0, _FIRST * slo.most_headroom - share) * dt / _FORGET_S
         ceiling += max(0.0, 1.0 - ceiling) * dt / _FORGET_S
@@ -146,6 +155,7 @@ def next_headroom(
         since=before.since,
         missed_at=now if misses and not same else before.missed_at,
         misses=earlier + misses,
+        run=run,
         taught_at=taught_at,
         ceiling=min(1.0, max(_LEAST_CEILING, ceiling)),
         near_at=near_at,

@@ -108,6 +108,27 @@ def test_it_settles_where_as_many_miss_as_may(users_per_s: float) -> None:
     assert missed / late == pytest.approx(SLO.miss_share, rel=0.15)
 
 
+def test_after_a_bad_hour_the_share_and_the_ceiling_come_back_with_the_users_who_would_have_had_to_miss() -> None:
+    bad = Headroom(0.2, ceiling=0.1)
+    few, many = round(5 / SLO.miss_share), round(14 / SLO.miss_share)
+    headroom, shares = bad, []
+    for number in range(many):
+        headroom = after(headroom, user(ttft_s=0.9), now=10.0 + number, dt=1.0)
+        shares.append(headroom.share)
+    assert shares[few - 1] == pytest.approx(0.2 * math.exp(0.05 * 5), rel=0.01)
+    assert headroom.share == SLO.most_headroom
+    assert headroom.ceiling == 1.0
+
+
+def test_one_who_misses_ends_a_run() -> None:
+    long = Headroom(0.5, run=100 / SLO.miss_share)
+    assert after(long, user()).share == pytest.approx(0.5 * math.exp(0.5 * SLO.miss_share))
+    missed = after(long, user(ttft_s=2.0))
+    assert missed.run == 0.0
+    risen = after(missed, user(), now=13.0)
+    assert risen.share == pytest.approx(missed.share * math.exp(0.05 * SLO.miss_share))
+
+
 def test_many_users_a_second_do_not_outvote_those_who_miss() -> None:
     headroom = first_headroom(SLO, 0.0)
     for number in range(400):
