@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 from services.added import Added, blame
 from services.slo import SloConfig, attained
-from services.user_window import RequestTimes
+from services.user_window import FEWEST_TOKENS, SHORTEST_S, RequestTimes
 
 _FIRST, _LEAST = 0.8, 0.2
 """Of `slo.most_headroom`: before anything is learned, and at the least."""
@@ -40,7 +40,7 @@ or many would outvote any miss."""
 _LONG_RUN, _LONG_RUN_STEPS = 5.0, 10.0
 """Users who end inside one after another until so many misses would have been expected of them: after a bad hour of the
 machine there may be ten thousand to make up for, and by then it is over. Where misses balance it is seven runs of a
-thousand that last so long, and users miss 6 % more often for it."""
+thousand that last so long, and users miss 9 exp(-5) more often for it, 6 %."""
 _CEILING_STEP = 0.2
 """Of the logarithm, the same."""
 _PROVEN = 0.5
@@ -56,8 +56,6 @@ _SILENT_S = 30.0
 """Without a user who teaches, before what was learned is forgotten."""
 _FORGET_S = 300.0
 """In which it comes back most of the way to where it began."""
-_FEWEST_TOKENS, _SHORTEST_S = 8, 1.0
-"""A pace is taken from so many tokens, or over so long: one step with a prefill in it is not a pace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +144,7 @@ def next_headroom(
     near_at = now if any(_nearness(times, slo) > _NEAR for times in met) else before.near_at
     ceiling = _met_ceiling(before.ceiling, allowed, misses, reached=reached)
     if now - taught_at > _SILENT_S:
-        share += max(0.0, _FIRST * slo.most_headroom - share) * dt / _FORGET_S
-        ceiling += max(0.0, 1.0 - ceiling) * dt / _FORGET_S
+        share, ceiling = _forgotten(share, _FIRST * slo.most_headroom, dt), _forgotten(ceiling, 1.0, dt)
     elif now - near_at > _CALM_S:
         ceiling *= math.exp(dt / _GROW_S)
     return Headroom(
@@ -160,6 +157,11 @@ def next_headroom(
         ceiling=min(1.0, max(_LEAST_CEILING, ceiling)),
         near_at=near_at,
     )
+
+
+def _forgotten(learned: float, first: float, dt: float) -> float:
+    """After `dt` seconds of the way back to where it began, if it is below that."""
+    return learned + max(0.0, first - learned) * dt / _FORGET_S
 
 
 def _met_ceiling(ceiling: float, allowed: float, misses: float, *, reached: float) -> float:
@@ -179,5 +181,5 @@ def _nearness(times: RequestTimes, slo: SloConfig) -> float:
 
 def _pace(times: RequestTimes) -> float | None:
     tpot_s = times.tpot_s
-    long = times.tokens > _FEWEST_TOKENS or tpot_s is None or tpot_s * (times.tokens - 1) >= _SHORTEST_S
+    long = times.tokens > FEWEST_TOKENS or tpot_s is None or tpot_s * (times.tokens - 1) >= SHORTEST_S
     return tpot_s if long else None

@@ -83,7 +83,8 @@ class Replica:
         self._staging = Staging(Path(config.push.staging_dir), self.name)
         self._rewards = rewards
         self.keeper = self._seat_keeper()
-        self.users, engine.crowded = self.keeper.users, lambda: self.keeper.crowded
+        self.users = self.keeper.users
+        engine.crowded = lambda: self.keeper.crowded
         self._idle = IdleCheck(self._idle_speed)
         self._swap = way_in(config, engine, self.keeper.aside, self.keeper.spare)
         turns = Turns(RedisTurns(store, config.fleet), self.name, config.push)
@@ -367,9 +368,8 @@ class Replica:
 
     def _beside_users(self) -> tuple[int, float] | None:
         """See `UserLoad`: rollouts, and new weights."""
-        swap = self._swap
-        busy = self.keeper.seats.held or swap.preparing or math.isinf(swap.still_until)
-        return None if busy else (self.harvester.tally.generated, swap.still_until)
+        busy = self.keeper.seats.held or self._swap.preparing or math.isinf(self._swap.still_until)
+        return None if busy else (self.harvester.tally.generated, self._swap.still_until)
 
     async def _beat(self) -> None:
         news = self.reconciler.news

@@ -11,7 +11,7 @@ from services.queued import Queued, Taken
 _SHARE = 0.95
 _FEWEST_REQUESTS = 20
 """Of fewer the percentile would be the slowest, and one user with a long prompt would speak for all."""
-_FEWEST_TOKENS, _SHORTEST_S = 8, 1.0
+FEWEST_TOKENS, SHORTEST_S = 8, 1.0
 """A pace is taken from so many tokens, or over so long: one step with a prefill in it is not a pace."""
 
 
@@ -175,7 +175,7 @@ class UserWindow:
         if begin is None:
             return None
         end = marks[-1]
-        if end.tokens - begin.tokens < _FEWEST_TOKENS and now - begin.at < _SHORTEST_S:
+        if end.tokens - begin.tokens < FEWEST_TOKENS and now - begin.at < SHORTEST_S:
             return None
         ends = [(end.at, end.tokens)] if end.tokens > begin.tokens else []
         if name in self._live:  # at best its next token comes now

@@ -110,8 +110,7 @@ class Run:
         self._figures.put(repeated=self._one.quiet.repeated, waited_s=self._one.quiet.waited_s)
         say(f"\n{table({cell.key: self._figures.cells[cell.key] for cell in batch})}")
         for cell in batch:
-            inside = self._figures.cells[cell.key].get("attainment")
-            if cell.arm == USERS and inside is not None and inside < TARGET:
+            if cell.arm == USERS and (inside := self._figures.cells[cell.key]["attainment"]) < TARGET:
                 say(f"{cell.key}: {inside:.1%} inside the SLO: the machine is slower than when its capacity was found")
 
     async def _sweep(self, load: str) -> None:
@@ -149,18 +148,24 @@ class Run:
         if left := self._missing([Cell(CONSTANT, load, seats)]):
             await self._batch(left)
         missing, more = too_few(self._figures.cells, load, seats), Cell(CONSTANT, load, seats, more=True)
-        if 0 < missing <= FEW_USERS and turns_of(more, self._plan, 0.0) and (left := self._missing([more])):
+        if 0 < missing <= FEW_USERS and self._turns(more) and (left := self._missing([more])):
             await self._batch(left)
         return not too_few(self._figures.cells, load, seats)
 
     def _missing(self, wanted: Sequence[Cell]) -> list[Cell]:
         return [cell for cell in wanted if cell.key not in self._figures.cells]
 
+    def _found_rate(self, load: str) -> float:
+        """The capacity, users a second; 0 for what has no load and may come before it is found."""
+        return float(self._figures.content["capacity"]["rate"]) if load else 0.0
+
+    def _turns(self, cell: Cell) -> range:
+        return turns_of(cell, self._plan, load_rate(cell.load, self._found_rate(cell.load), self._plan))
+
     async def _rounds(self, batch: Sequence[Cell]) -> dict[Cell, list[Seen]]:
         """Of each cell; several take turns, every second time backwards."""
-        load = batch[0].load
-        capacity = self._figures.content["capacity"]["rate"] if load else 0.0
-        turns = {cell: turns_of(cell, self._plan, load_rate(load, capacity, self._plan)) for cell in batch}
+        capacity = self._found_rate(batch[0].load)
+        turns = {cell: self._turns(cell) for cell in batch}
         found: dict[Cell, list[Seen]] = {cell: [] for cell in batch}
         for number, turn in enumerate(max(turns.values(), key=len)):
             for cell in batch if number % 2 == 0 else reversed(batch):
