@@ -23,6 +23,9 @@ from tests.running_fleet import run_fleet
 pytestmark = pytest.mark.timeout(1500)
 
 _GROUPS = 60
+_LENGTHS = (200, 160, 240, 120, 280)
+"""Most tokens of the samples of one group after another: were they alike, all groups of a replica would begin in one
+moment, and one that is killed in it would have nothing to salvage."""
 _UNDER_WAY = 500
 """Tokens that the victim has generated before its death, so that some of them are salvaged."""
 _NOISE = 0.3
@@ -51,7 +54,10 @@ async def test_samples_of_a_killed_replica_go_on_with_their_adapters_logprobs_an
             victim, other = sorted(both, key=lambda beat: beat.replica)
             readers = Readers(fleet, model, pusher.board)
             await readers.begin([victim.replica, other.replica])
-            rollout = client.submit([f"a{number}" for number in range(_GROUPS)], n=4, sampling={"max_tokens": 200})
+            rollouts = [
+                client.submit([f"a{number}"], n=4, sampling={"max_tokens": _LENGTHS[number % len(_LENGTHS)]})
+                for number in range(_GROUPS)
+            ]
             await pusher.beat_where(lambda b: b.replica == victim.replica and b.rollout_tokens > _UNDER_WAY)
             with users(fleet, model, since=pusher.death.known) as asking:
                 await pusher.interrupted_push(victim, replicas=2, noise=_NOISE)
@@ -59,7 +65,7 @@ async def test_samples_of_a_killed_replica_go_on_with_their_adapters_logprobs_an
                 known = {victim.replica, other.replica}
                 with fault.recovery():
                     await healthy(pusher, lambda beat: beat.replica not in known and beat.version == 2)
-                groups = await delivered(fleet, client, rollout)
+                groups = [status for rollout in rollouts for status in await delivered(fleet, client, rollout)]
                 later = await delivered(fleet, client, client.submit(["later"], n=4, sampling={"max_tokens": 20}))
             await readers.check_lost(victim.replica, died=pusher.death.at)
             assert failed(asking) == []
