@@ -162,7 +162,7 @@ class Heartbeat:
     SLO."""
     slo_headroom: float | None = None
     """Share of what users alone leave of the SLO's targets, beyond which rollouts get fewer seats, as learned from
-    users; None without an SLO and on a replica that is lent as a whole."""
+    users at the load of now; None without an SLO and on a replica that is lent as a whole."""
     slo_breaches: int = 0
     """Times that rollouts lost all seats since users' latency was outside the SLO."""
     user_failures: int = 0

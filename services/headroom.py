@@ -7,9 +7,10 @@ learned from users who shared the engine.
     all are far inside:    the ceiling grows with time
     nobody ends for long:  back to where learning began, if it is below that
 
-The share is of what users alone leave of a target, and says how slow all of them may be; the ceiling, of the engine's
-seats, how many rollouts a crowd may find that comes at once. What happens every other minute is not in what users felt
-in the last seconds, by which a limit that was too high grows back.
+The share is of what users alone leave of a target, and says how slow all of them may be; by their load, since how far
+single users lie from the mean depends on how many there are. The ceiling, of the engine's seats, says how many rollouts
+a crowd may find that comes at once. What happens every other minute is not in what users felt in the last seconds, by
+which a limit that was too high grows back.
 
 Who ended outside counts for as much as rollouts are to blame (`services/added.py`): users who come at once wait for
 each other, and to keep rollouts out for it would help none of them.
@@ -25,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from services.added import Added, blame
+from services.by_load import ByLoad, flat
 from services.slo import SloConfig, attained
 from services.user_window import FEWEST_TOKENS, SHORTEST_S, RequestTimes
 
@@ -60,9 +62,9 @@ _FORGET_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """`share` of what users alone leave of a target."""
+    """`share` of what users alone leave of a target, by the users in the engine."""
 
-    share: float
+    share: ByLoad
     since: float = -math.inf
     """Users who came before it, monotonic, came under other settings."""
     missed_at: float = -math.inf
@@ -80,14 +82,15 @@ class Headroom:
 
 def first_headroom(slo: SloConfig, now: float) -> Headroom:
     """Before any user came."""
-    return Headroom(_FIRST * slo.most_headroom, since=now)
+    return Headroom(flat(_FIRST * slo.most_headroom), since=now)
 
 
 def resumed(before: Headroom, *, left_at: float, now: float) -> Headroom:
     """The same at `now`, with an SLO again, when there was none from `left_at` on: in that time nobody could teach.
 
-    >>> resumed(Headroom(0.7, taught_at=90.0, near_at=80.0), left_at=100.0, now=500.0)
-    Headroom(share=0.7, since=500.0, missed_at=-inf, misses=0.0, run=0.0, taught_at=490.0, ceiling=1.0, near_at=480.0)
+    >>> again = resumed(Headroom(flat(0.7), taught_at=90.0, near_at=80.0), left_at=100.0, now=500.0)
+    >>> again.since, again.taught_at, again.near_at
+    (500.0, 490.0, 480.0)
     """
     return replace(after_pause(before, now - left_at), since=now)
 
@@ -103,29 +106,34 @@ def next_headroom(
     now: float,
     dt: float,
     *,
+    load: float,
     beside_at: float,
     added: Callable[[RequestTimes], Added],
     slo: SloConfig,
     reached: float = 1.0,
 ) -> Headroom:
-    """After `dt` seconds more, at `now`, and these users; rollouts last held a seat at `beside_at`, and `added` says
-    what they added to what a user felt. They held the share `reached` of the seats at their most of late: what
-    users felt may have cost them seats since.
+    """After `dt` seconds more, at `now`, and these users; `load` were in the engine on average of late, before a crowd
+    among them came. Rollouts last held a seat at `beside_at`, and `added` says what they added to what a user felt.
+    They held the share `reached` of the seats at their most of late: what users felt may have cost them seats since.
 
     >>> slo, all_of_it = SloConfig(ttft_s=1.0, most_headroom=0.9, miss_share=0.01), Added(0.6, 0.0)
     >>> def after(before, ended, now=4.0, beside_at=3.0, by=all_of_it):
-    ...     return next_headroom(before, ended, now, 0.0, beside_at=beside_at, added=lambda _: by, slo=slo)
+    ...     more = next_headroom(before, ended, now, 0.0, load=1.0, beside_at=beside_at, added=lambda _: by, slo=slo)
+    ...     return more
+    >>> def share(*looked):
+    ...     return round(after(*looked).share.at(1.0), 4)
     >>> fast, slow = RequestTimes(0.0, 0.5, 2.5, 9), RequestTimes(0.0, 1.5, 3.5, 9)
-    >>> before = Headroom(0.7)
-    >>> looks = [(), (fast,), (slow,), (slow,) * 8, (fast,) * 999]
-    >>> [round(after(before, ended).share, 4) for ended in looks]
+    >>> before = Headroom(flat(0.7))
+    >>> [share(before, ended) for ended in [(), (fast,), (slow,), (slow,) * 8, (fast,) * 999]]
     [0.7, 0.7004, 0.6662, 0.6049, 0.9]
     >>> lowered = after(before, [slow] * 3)
     >>> after(lowered, [fast] * 99, now=5.0).share == lowered.share
     True
-    >>> [after(before, [slow], beside_at=at, by=by).share for at, by in ((-1.0, all_of_it), (3.0, Added(0.0, 0.0)))]
+    >>> [round(lowered.share.at(load), 2) for load in (0.0, 1.0, 3.0, 7.0)]
+    [0.65, 0.6, 0.65, 0.67]
+    >>> [share(before, [slow], 4.0, at, by) for at, by in ((-1.0, all_of_it), (3.0, Added(0.0, 0.0)))]
     [0.7, 0.7]
-    >>> round(after(before, [slow], by=Added(0.15, 0.0)).share, 4)  # late by 0.5 s
+    >>> share(before, [slow], 4.0, 3.0, Added(0.15, 0.0))  # late by 0.5 s
     0.6885
     """
     met = [times for times in ended if before.since <= times.arrived <= beside_at]
@@ -140,15 +148,16 @@ def next_headroom(
     misses = min(_MOST_OF_ONE - earlier, blamed)
     run = (before.run + taught) * max(0.0, 1.0 - misses)
     allowed = slo.miss_share * taught * (_LONG_RUN_STEPS if slo.miss_share * run > _LONG_RUN else 1.0)
-    share = before.share * math.exp(_STEP * (allowed - misses))
+    share = before.share.times(math.exp(_STEP * (allowed - misses)), load)
     near_at = now if any(_nearness(times, slo) > _NEAR for times in met) else before.near_at
     ceiling = _met_ceiling(before.ceiling, allowed, misses, reached=reached)
     if now - taught_at > _SILENT_S:
-        share, ceiling = _forgotten(share, _FIRST * slo.most_headroom, dt), _forgotten(ceiling, 1.0, dt)
+        share = share.each(lambda learned: _forgotten(learned, _FIRST * slo.most_headroom, dt))
+        ceiling = _forgotten(ceiling, 1.0, dt)
     elif now - near_at > _CALM_S:
         ceiling *= math.exp(dt / _GROW_S)
     return Headroom(
-        share=min(slo.most_headroom, max(_LEAST * slo.most_headroom, share)),
+        share=share.each(lambda learned: min(slo.most_headroom, max(_LEAST * slo.most_headroom, learned))),
         since=before.since,
         missed_at=now if misses and not same else before.missed_at,
         misses=earlier + misses,

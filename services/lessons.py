@@ -14,7 +14,11 @@ from services.headroom import Headroom, after_pause, first_headroom, resumed
 from services.slo import SloConfig
 from services.user_window import RequestTimes
 
-Teach = Callable[[Headroom, Sequence[RequestTimes], float], Headroom]
+Teach = Callable[[Headroom, Sequence[RequestTimes], float, float], Headroom]
+
+_LOAD_S = 30.0
+"""For the load to follow most of the way: a crowd that came at once missed what was decided before it, and belongs to
+the load of then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +32,14 @@ class Lessons:
     """When this phase began."""
     arrived_at: float = -math.inf
     """When the newest arrival ended, or began where it goes on."""
+    load: float = 0.0
+    """Users in the engine, on average of late."""
 
     @property
     def share(self) -> float:
         """Of what users leave of a target, for rollouts: while weights arrive at no more than at other times."""
-        return min(self.headroom.share, self.other.share) if self.arriving else self.headroom.share
+        here, other = self.headroom.share.at(self.load), self.other.share.at(self.load)
+        return min(here, other) if self.arriving else here
 
     @property
     def ceiling(self) -> float:
@@ -49,23 +56,31 @@ def first_lessons(slo: SloConfig, now: float) -> Lessons:
 def entered(before: Lessons, now: float, *, arriving: bool) -> Lessons:
     """Where new weights begin to arrive, or have arrived, the other headroom; else the same.
 
-    >>> calm, busy = Headroom(0.8, taught_at=4.0, near_at=3.0), Headroom(0.6, taught_at=1.0, near_at=0.0)
+    >>> from services.by_load import flat
+    >>> calm, busy = Headroom(flat(0.8), taught_at=4.0, near_at=3.0), Headroom(flat(0.6), taught_at=1.0, near_at=0.0)
     >>> found = entered(Lessons(calm, busy, since=2.0), 10.0, arriving=True)
-    >>> found.headroom.share, found.headroom.taught_at, found.headroom.near_at, found.other == calm
+    >>> round(found.share, 9), found.headroom.taught_at, found.headroom.near_at, found.other == calm
     (0.6, 9.0, 8.0, True)
     """
     if arriving == before.arriving:
         return before
     back = after_pause(before.other, now - before.since)
-    return Lessons(back, other=before.headroom, arriving=arriving, since=now, arrived_at=now)
+    return replace(before, headroom=back, other=before.headroom, arriving=arriving, since=now, arrived_at=now)
 
 
-def learned(before: Lessons, ended: Sequence[RequestTimes], dt: float, teach: Teach) -> Lessons:
-    """After `dt` seconds more, and these users; `teach` is `next_headroom` as of now, of a headroom, users, seconds."""
+def learned(before: Lessons, ended: Sequence[RequestTimes], dt: float, teach: Teach, *, users: int = 0) -> Lessons:
+    """After `dt` seconds more with so many `users` in the engine, and these who ended; `teach` is `next_headroom` as of
+    now, of a headroom, users, seconds and a load."""
+    load = before.load + (users - before.load) * -math.expm1(-dt / _LOAD_S)
     met = [times for times in ended if _met_arrival(before, times)]
     others = [times for times in ended if not _met_arrival(before, times)]
     here, there = (met, others) if before.arriving else (others, met)
-    return replace(before, headroom=teach(before.headroom, here, dt), other=teach(before.other, there, 0.0))
+    return replace(
+        before,
+        headroom=teach(before.headroom, here, dt, before.load),
+        other=teach(before.other, there, 0.0, before.load),
+        load=load,
+    )
 
 
 def resumed_lessons(before: Lessons, *, left_at: float, now: float) -> Lessons:

@@ -188,7 +188,7 @@ class SnapshotCollector(Collector):
         )
         headroom = GaugeMetricFamily(
             "nightshift_slo_headroom",
-            "Share of what users leave of the SLO that rollouts may use up.",
+            "Share of what users leave of the SLO that rollouts may use up, at the load of now.",
             labels=["replica"],
         )
         breaches = GaugeMetricFamily(

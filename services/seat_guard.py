@@ -227,7 +227,7 @@ def cramped(slo: SloConfig, idle: IdleSpeed, *, way_s: float, met_steps: int) ->
     engine = in_engine(slo, way_s)
     if slo.ttft_s is None or engine.ttft_s is None:
         return ""
-    share, found = first_headroom(slo, 0.0).share, idle.first_token_s + met_steps * idle.token_s
+    share, found = first_headroom(slo, 0.0).share.at(0.0), idle.first_token_s + met_steps * idle.token_s
     if found <= edge(engine.ttft_s, idle.first_token_s, share):
         return ""
     way = f", with {way_s:.4g} s for the way" if way_s else ""

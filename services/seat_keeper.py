@@ -309,19 +309,20 @@ class SeatKeeper:
         self._held.set(now, self.seats.held)
         reached = self._held.most(now, self._slo.window_s) / self._total
 
-        def teach(headroom: Headroom, users: Sequence[RequestTimes], seconds: float) -> Headroom:
+        def teach(headroom: Headroom, users: Sequence[RequestTimes], seconds: float, load: float) -> Headroom:
             return next_headroom(
                 headroom,
                 users,
                 now,
                 seconds,
+                load=load,
                 beside_at=self._beside_at,
                 added=self._added,
                 slo=self._targets,
                 reached=reached,
             )
 
-        self._lessons = learned(self._lessons, self._window.ended, dt, teach)
+        self._lessons = learned(self._lessons, self._window.ended, dt, teach, users=self.users.held)
 
     def _added(self, times: RequestTimes) -> Added:
         """By rollouts, to what this user felt."""

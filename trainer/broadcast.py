@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -112,8 +113,8 @@ def _buffer(device: torch.device | None, files: Sequence[Path]) -> torch.Tensor 
 
 
 def _send_file(group: Any, file: Path, buffer: torch.Tensor | None, seat: Seat) -> int:
-    # frombuffer shares the bytearray, so a bucket is in memory once.
-    data = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)
+    # The tensor shares the array, so a bucket is in memory once.
+    data = torch.from_numpy(np.fromfile(file, dtype=np.uint8))
     options = dist.BroadcastOptions()
     options.rootRank = 0
     options.timeout = seat.op_timeout

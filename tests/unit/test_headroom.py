@@ -8,13 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.added import Added
+from services.by_load import flat
 from services.headroom import Headroom, first_headroom, next_headroom
 from services.slo import SloConfig
 from services.user_window import RequestTimes
 
 SLO = SloConfig(ttft_s=1.0, tpot_s=0.1, most_headroom=0.9, miss_share=0.02)
-BEGIN = Headroom(0.7)
+BEGIN = Headroom(flat(0.7))
 LOOK_S = 0.1
+LOAD = 3.0
 ALL_OF_IT = Added(9.0, 9.0)
 
 
@@ -29,9 +31,17 @@ def after(
     dt: float = 0.0,
     slo: SloConfig = SLO,
     by: Added = ALL_OF_IT,
+    load: float = LOAD,
     reached: float = 1.0,
 ) -> Headroom:
-    return next_headroom(before, ended, now, dt, beside_at=now, added=lambda _: by, slo=slo, reached=reached)
+    added = by
+    return next_headroom(
+        before, ended, now, dt, load=load, beside_at=now, added=lambda _: added, slo=slo, reached=reached
+    )
+
+
+def share(headroom: Headroom, load: float = LOAD) -> float:
+    return headroom.share.at(load)
 
 
 @given(st.lists(st.lists(st.booleans(), max_size=40), max_size=40))
@@ -39,12 +49,12 @@ def test_it_stays_between_its_bounds(looks: list[list[bool]]) -> None:
     headroom = first_headroom(SLO, 0.0)
     for number, missed in enumerate(looks):
         headroom = after(headroom, *(user(ttft_s=2.0 if one else 0.5) for one in missed), now=10.0 + 3 * number, dt=3.0)
-        assert 0.2 * SLO.most_headroom <= headroom.share <= SLO.most_headroom
+        assert 0.2 * SLO.most_headroom <= share(headroom) <= SLO.most_headroom
 
 
 @pytest.mark.parametrize("missing", [user(ttft_s=1.2), user(tpot_s=0.12), user(tpot_s=0.3, tokens=5)])
 def test_a_user_who_missed_either_target_lowers_it(missing: RequestTimes) -> None:
-    assert after(BEGIN, missing).share < BEGIN.share < after(BEGIN, user()).share
+    assert share(after(BEGIN, missing)) < share(BEGIN) < share(after(BEGIN, user()))
 
 
 @pytest.mark.parametrize(
@@ -57,29 +67,29 @@ def test_a_user_who_missed_either_target_lowers_it(missing: RequestTimes) -> Non
     ids=["no such target", "no pace", "one slow step is no pace"],
 )
 def test_what_is_no_miss_does_not_lower_it(ended: RequestTimes, slo: SloConfig) -> None:
-    assert after(BEGIN, ended, slo=slo).share > BEGIN.share
+    assert share(after(BEGIN, ended, slo=slo)) > share(BEGIN)
 
 
 def test_users_of_one_slow_moment_lower_it_three_times_at_most() -> None:
     slow = user(ttft_s=2.0)
     once, thrice = after(BEGIN, slow), after(BEGIN, *[slow] * 3)
-    assert thrice.share == pytest.approx(BEGIN.share * (once.share / BEGIN.share) ** 3)
-    assert after(BEGIN, *[slow] * 8).share == pytest.approx(thrice.share, rel=0.02)
-    assert after(once, slow, slow, now=11.0).share == pytest.approx(thrice.share)
-    assert after(thrice, slow, *[user()] * 9, now=11.0).share == thrice.share
-    assert after(thrice, slow, now=12.5).share < thrice.share
+    assert share(thrice) == pytest.approx(share(BEGIN) * (share(once) / share(BEGIN)) ** 3)
+    assert share(after(BEGIN, *[slow] * 8)) == pytest.approx(share(thrice), rel=0.02)
+    assert share(after(once, slow, slow, now=11.0)) == pytest.approx(share(thrice))
+    assert share(after(thrice, slow, *[user()] * 9, now=11.0)) == share(thrice)
+    assert share(after(thrice, slow, now=12.5)) < share(thrice)
 
 
 def test_users_whom_rollouts_did_not_meet_and_those_of_earlier_settings_teach_nothing() -> None:
     late = [user(ttft_s=2.0)]
-    assert next_headroom(BEGIN, late, 10.0, 0.0, beside_at=2.9, added=lambda _: ALL_OF_IT, slo=SLO) == BEGIN
-    assert after(Headroom(0.7, since=3.1), user(ttft_s=2.0)) == Headroom(0.7, since=3.1)
+    assert next_headroom(BEGIN, late, 10.0, 0.0, load=LOAD, beside_at=2.9, added=lambda _: ALL_OF_IT, slo=SLO) == BEGIN
+    assert after(Headroom(flat(0.7), since=3.1), user(ttft_s=2.0)) == Headroom(flat(0.7), since=3.1)
 
 
 @pytest.mark.parametrize("beyond", [user(ttft_s=1.2), user(tpot_s=0.12), user(ttft_s=1.2, tpot_s=0.12)])
 def test_who_missed_by_more_than_rollouts_added_counts_for_their_part(beyond: RequestTimes) -> None:
     def lowered(part: float) -> float:
-        return after(BEGIN, beyond, by=Added(ttft_s=0.2 * part, tpot_s=0.02 * part)).share / BEGIN.share
+        return share(after(BEGIN, beyond, by=Added(ttft_s=0.2 * part, tpot_s=0.02 * part))) / share(BEGIN)
 
     assert lowered(0.0) == lowered(0.25) == 1.0
     assert lowered(0.375) == pytest.approx(lowered(1.0) ** (2 / 3), rel=0.001)
@@ -87,12 +97,12 @@ def test_who_missed_by_more_than_rollouts_added_counts_for_their_part(beyond: Re
 
 
 def test_what_lowered_it_is_forgotten_where_nobody_teaches_it_and_what_raised_it_is_not() -> None:
-    low, high = Headroom(0.3), Headroom(0.85)
+    low, high = Headroom(flat(0.3)), Headroom(flat(0.85))
     for number in range(6000):
         low, high = (after(one, now=10 + LOOK_S * number, dt=LOOK_S) for one in (low, high))
-    first = first_headroom(SLO, 0.0).share
-    assert low.share == pytest.approx(first - (first - 0.3) * math.exp(-2), abs=0.005)
-    assert high.share == 0.85
+    first = share(first_headroom(SLO, 0.0))
+    assert share(low) == pytest.approx(first - (first - 0.3) * math.exp(-2), abs=0.005)
+    assert share(high) == 0.85
 
 
 @pytest.mark.parametrize("users_per_s", [0.2, 2.0, 8.0])
@@ -101,7 +111,7 @@ def test_it_settles_where_as_many_miss_as_may(users_per_s: float) -> None:
     source, headroom, missed = random.Random(1), first_headroom(SLO, 0.0), 0
     early, late = 10_000, 50_000
     for number in range(early + late):
-        misses = source.random() < 0.2 * max(0.0, headroom.share - 0.6)
+        misses = source.random() < 0.2 * max(0.0, share(headroom) - 0.6)
         missed += misses and number >= early
         times = user(ttft_s=2.0 if misses else 0.5)
         headroom = after(headroom, times, now=10.0 + number / users_per_s, dt=1 / users_per_s)
@@ -109,24 +119,37 @@ def test_it_settles_where_as_many_miss_as_may(users_per_s: float) -> None:
 
 
 def test_after_a_bad_hour_the_share_and_the_ceiling_come_back_with_the_users_who_would_have_had_to_miss() -> None:
-    bad = Headroom(0.2, ceiling=0.1)
+    bad = Headroom(flat(0.2), ceiling=0.1)
     few, many = round(5 / SLO.miss_share), round(14 / SLO.miss_share)
     headroom, shares = bad, []
     for number in range(many):
         headroom = after(headroom, user(ttft_s=0.9), now=10.0 + number, dt=1.0)
-        shares.append(headroom.share)
+        shares.append(share(headroom))
     assert shares[few - 1] == pytest.approx(0.2 * math.exp(0.05 * 5), rel=0.01)
-    assert headroom.share == SLO.most_headroom
+    assert share(headroom) == SLO.most_headroom
     assert headroom.ceiling == 1.0
 
 
 def test_one_who_misses_ends_a_run() -> None:
-    long = Headroom(0.5, run=100 / SLO.miss_share)
-    assert after(long, user()).share == pytest.approx(0.5 * math.exp(0.5 * SLO.miss_share))
+    long = Headroom(flat(0.5), run=100 / SLO.miss_share)
+    assert share(after(long, user())) == pytest.approx(0.5 * math.exp(0.5 * SLO.miss_share))
     missed = after(long, user(ttft_s=2.0))
     assert missed.run == 0.0
     risen = after(missed, user(), now=13.0)
-    assert risen.share == pytest.approx(missed.share * math.exp(0.05 * SLO.miss_share))
+    assert share(risen) == pytest.approx(share(missed) * math.exp(0.05 * SLO.miss_share))
+
+
+def test_what_a_crowd_of_users_taught_says_little_of_a_few_and_the_other_way_round() -> None:
+    evening = BEGIN
+    for number in range(10):
+        evening = after(evening, user(ttft_s=2.0), now=10.0 + 3 * number, load=15.0)
+    fell = [math.log(share(evening, load) / 0.7) for load in (0.0, 3.0, 15.0, 31.0)]
+    assert fell[2] == pytest.approx(-0.05 * 10 * (1 - SLO.miss_share))
+    assert fell[0] == pytest.approx(fell[2] / 16)
+    assert fell[1] == pytest.approx(fell[2] / 4)
+    assert fell[3] == pytest.approx(fell[2] / 2)
+    night = after(evening, *[user()] * 100, now=50.0, load=0.5)
+    assert share(night, 15.0) < share(evening, 15.0) * 1.02
 
 
 def test_many_users_a_second_do_not_outvote_those_who_miss() -> None:
@@ -134,7 +157,7 @@ def test_many_users_a_second_do_not_outvote_those_who_miss() -> None:
     for number in range(400):
         one_in_twenty = [user(ttft_s=2.0), *[user()] * 19]
         headroom = after(headroom, *one_in_twenty, now=10.0 + number / 10, dt=0.1)
-    assert headroom.share == 0.2 * SLO.most_headroom
+    assert share(headroom) == 0.2 * SLO.most_headroom
 
 
 def test_the_ceiling_falls_towards_the_seats_beside_which_users_missed_and_rises_slowly() -> None:
@@ -157,7 +180,7 @@ def test_a_miss_that_rollouts_hardly_caused_hardly_lowers_the_ceiling_however_lo
 @pytest.mark.parametrize("every_s", [1, 6])
 def test_where_nobody_comes_near_a_target_for_long_the_ceiling_grows_with_time(every_s: int) -> None:
     def risen(ttft_s: float) -> float:
-        headroom = Headroom(0.7, ceiling=0.2, near_at=10.0)
+        headroom = Headroom(flat(0.7), ceiling=0.2, near_at=10.0)
         for number in range(60):
             ended = [user(ttft_s=ttft_s, came=8.0 + number)] if number % every_s == 0 else []
             headroom = after(headroom, *ended, now=11.0 + number, dt=1.0)
@@ -169,7 +192,7 @@ def test_where_nobody_comes_near_a_target_for_long_the_ceiling_grows_with_time(e
 
 
 def test_the_ceiling_is_forgotten_where_nobody_teaches_it() -> None:
-    headroom = Headroom(0.7, ceiling=0.2)
+    headroom = Headroom(flat(0.7), ceiling=0.2)
     for number in range(6000):
         headroom = after(headroom, now=10 + LOOK_S * number, dt=LOOK_S)
     assert headroom.ceiling == pytest.approx(1 - 0.8 * math.exp(-1.9), abs=0.02)

@@ -1,5 +1,6 @@
 """What users teach while new weights arrive says nothing of other times, and the other way round."""
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -18,12 +19,14 @@ def user(came: float, ttft_s: float = 0.5) -> RequestTimes:
     return RequestTimes(came, came + ttft_s, came + ttft_s + 0.4, 9)
 
 
-def after(before: Lessons, *ended: RequestTimes, now: float, dt: float = 0.0) -> Lessons:
-    def teach(headroom: Headroom, users: Sequence[RequestTimes], seconds: float) -> Headroom:
+def after(before: Lessons, *ended: RequestTimes, now: float, dt: float = 0.0, users: int = 0) -> Lessons:
+    def teach(headroom: Headroom, users: Sequence[RequestTimes], seconds: float, load: float) -> Headroom:
         added = Added(9.0, 9.0)
-        return next_headroom(headroom, users, now, seconds, beside_at=now, added=lambda _: added, slo=SLO, reached=0.5)
+        return next_headroom(
+            headroom, users, now, seconds, load=load, beside_at=now, added=lambda _: added, slo=SLO, reached=0.5
+        )
 
-    return learned(before, ended, dt, teach)
+    return learned(before, ended, dt, teach, users=users)
 
 
 def missed(came: float) -> RequestTimes:
@@ -79,3 +82,18 @@ def test_time_without_an_slo_is_no_silence_for_either() -> None:
     assert calm.headroom.taught_at == lower.other.taught_at  # nobody had taught it
     again = entered(entered(lower, 13.0, arriving=False), 14.0, arriving=True)
     assert again.headroom.taught_at == lower.headroom.taught_at + 1.0
+
+
+def test_a_crowd_that_comes_at_once_teaches_of_the_load_before_it() -> None:
+    quiet, busy = FIRST, FIRST
+    for second in range(100):
+        quiet, busy = (after(one, now=float(second), dt=1.0, users=n) for one, n in ((quiet, 0), (busy, 20)))
+    for second in range(2):
+        quiet, busy = (after(one, now=100.0 + second, dt=1.0, users=20) for one in (quiet, busy))
+    quiet, busy = (after(one, missed(100.0), now=102.0) for one in (quiet, busy))
+
+    def fell(lessons: Lessons, load: float) -> float:
+        return math.log(FIRST.headroom.share.at(load) / lessons.headroom.share.at(load))
+
+    assert fell(quiet, 0.0) > 3 * fell(quiet, 20.0)
+    assert fell(busy, 20.0) > 10 * fell(busy, 0.0)
