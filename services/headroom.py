@@ -116,14 +116,12 @@ def next_headroom(
     among them came. Rollouts last held a seat at `beside_at`, and `added` says what they added to what a user felt.
     They held the share `reached` of the seats at their most of late: what users felt may have cost them seats since.
 
-    >>> slo, all_of_it = SloConfig(ttft_s=1.0, most_headroom=0.9, miss_share=0.01), Added(0.6, 0.0)
-    >>> def after(before, ended, now=4.0, beside_at=3.0, by=all_of_it):
-    ...     more = next_headroom(before, ended, now, 0.0, load=1.0, beside_at=beside_at, added=lambda _: by, slo=slo)
-    ...     return more
+    >>> slo, before = SloConfig(ttft_s=1.0, most_headroom=0.9, miss_share=0.01), Headroom(flat(0.7))
+    >>> def after(before, ended, now=4.0, beside_at=3.0, by=Added(0.6, 0.0)):
+    ...     return next_headroom(before, ended, now, 0.0, load=1, beside_at=beside_at, added=lambda _: by, slo=slo)
     >>> def share(*looked):
     ...     return round(after(*looked).share.at(1.0), 4)
     >>> fast, slow = RequestTimes(0.0, 0.5, 2.5, 9), RequestTimes(0.0, 1.5, 3.5, 9)
-    >>> before = Headroom(flat(0.7))
     >>> [share(before, ended) for ended in [(), (fast,), (slow,), (slow,) * 8, (fast,) * 999]]
     [0.7, 0.7004, 0.6662, 0.6049, 0.9]
     >>> lowered = after(before, [slow] * 3)
@@ -131,24 +129,20 @@ def next_headroom(
     True
     >>> [round(lowered.share.at(load), 2) for load in (0.0, 1.0, 3.0, 7.0)]
     [0.65, 0.6, 0.65, 0.67]
-    >>> [share(before, [slow], 4.0, at, by) for at, by in ((-1.0, all_of_it), (3.0, Added(0.0, 0.0)))]
-    [0.7, 0.7]
-    >>> share(before, [slow], 4.0, 3.0, Added(0.15, 0.0))  # late by 0.5 s
-    0.6885
+    >>> parts = [Added(ttft_s, 0.0) for ttft_s in (0.0, 0.15, 0.6)]  # late by 0.5 s
+    >>> share(before, [slow], 4.0, -1.0), [share(before, [slow], 4.0, 3.0, by) for by in parts]
+    (0.7, [0.7, 0.6885, 0.6662])
     """
     met = [times for times in ended if before.since <= times.arrived <= beside_at]
-    outside = [times for times in met if not attained(slo, times.ttft_s, _pace(times))]
-    blamed = sum(blame(slo, times.ttft_s, _pace(times), added(times)) for times in outside)
-    taught = len(met) - len(outside) + blamed
+    taught, blamed = _counted(met, added, slo)
     taught_at = now if taught else before.taught_at
-    same = now - before.missed_at < _MOMENT_S
-    earlier = before.misses if same else 0.0
+    earlier = before.misses if now - before.missed_at < _MOMENT_S else 0.0
     if earlier >= _MOST_OF_ONE:
         return replace(before, taught_at=taught_at)
     misses = min(_MOST_OF_ONE - earlier, blamed)
     run = (before.run + taught) * max(0.0, 1.0 - misses)
     allowed = slo.miss_share * taught * (_LONG_RUN_STEPS if slo.miss_share * run > _LONG_RUN else 1.0)
-    share = before.share.times(math.exp(_STEP * (allowed - misses)), load)
+    share = _met_share(before.share, allowed, misses, load=load, most=slo.most_headroom)
     near_at = now if any(_nearness(times, slo) > _NEAR for times in met) else before.near_at
     ceiling = _met_ceiling(before.ceiling, allowed, misses, reached=reached)
     if now - taught_at > _SILENT_S:
@@ -156,10 +150,10 @@ def next_headroom(
         ceiling = _forgotten(ceiling, 1.0, dt)
     elif now - near_at > _CALM_S:
         ceiling *= math.exp(dt / _GROW_S)
-    return Headroom(
-        share=share.each(lambda learned: min(slo.most_headroom, max(_LEAST * slo.most_headroom, learned))),
-        since=before.since,
-        missed_at=now if misses and not same else before.missed_at,
+    return replace(
+        before,
+        share=share,
+        missed_at=now if misses and not earlier else before.missed_at,
         misses=earlier + misses,
         run=run,
         taught_at=taught_at,
@@ -168,9 +162,27 @@ def next_headroom(
     )
 
 
+def _counted(
+    met: Sequence[RequestTimes], added: Callable[[RequestTimes], Added], slo: SloConfig
+) -> tuple[float, float]:
+    """Users who teach, and of them those who missed, each for as much as rollouts are to blame."""
+    outside = [times for times in met if not attained(slo, times.ttft_s, _pace(times))]
+    blamed = sum(blame(slo, times.ttft_s, _pace(times), added(times)) for times in outside)
+    return len(met) - len(outside) + blamed, blamed
+
+
 def _forgotten(learned: float, first: float, dt: float) -> float:
     """After `dt` seconds of the way back to where it began, if it is below that."""
     return learned + max(0.0, first - learned) * dt / _FORGET_S
+
+
+def _met_share(share: ByLoad, allowed: float, misses: float, *, load: float, most: float) -> ByLoad:
+    """After `misses` users missed, at that load, of those of whom `allowed` may."""
+    if allowed == misses:
+        return share
+    return share.times(math.exp(_STEP * (allowed - misses)), load).each(
+        lambda learned: min(most, max(_LEAST * most, learned))
+    )
 
 
 def _met_ceiling(ceiling: float, allowed: float, misses: float, *, reached: float) -> float:

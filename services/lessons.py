@@ -68,7 +68,7 @@ def entered(before: Lessons, now: float, *, arriving: bool) -> Lessons:
     return replace(before, headroom=back, other=before.headroom, arriving=arriving, since=now, arrived_at=now)
 
 
-def learned(before: Lessons, ended: Sequence[RequestTimes], dt: float, teach: Teach, *, users: int = 0) -> Lessons:
+def learned(before: Lessons, ended: Sequence[RequestTimes], dt: float, teach: Teach, *, users: int) -> Lessons:
     """After `dt` seconds more with so many `users` in the engine, and these who ended; `teach` is `next_headroom` as of
     now, of a headroom, users, seconds and a load."""
     load = before.load + (users - before.load) * -math.expm1(-dt / _LOAD_S)

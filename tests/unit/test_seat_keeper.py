@@ -263,6 +263,26 @@ async def test_users_who_miss_the_slo_beside_rollouts_keep_them_further_from_it(
     assert late_user(keeper, engine) < before
 
 
+async def test_what_many_users_taught_hardly_counts_when_few_are_left(engine: Engine) -> None:
+    keeper = keeper_of(engine)
+    before = keeper.headroom
+    assert before is not None
+    with keeper.users.hold(TOTAL - 1):
+        look(keeper, engine, 1200)
+        sat(keeper, 1)
+        keeper.resize()
+    sat(keeper, 1)
+    look(keeper, engine)
+    work(keeper, engine, steps=2)
+    look(keeper, engine, 9)
+    among_many = late_user(keeper, engine)
+    assert among_many < before
+    look(keeper, engine, 250)
+    few = keeper.headroom
+    assert few is not None
+    assert among_many < few < before
+
+
 async def test_rollouts_that_took_little_of_the_engines_time_are_blamed_for_little(engine: Engine) -> None:
     keeper = keeper_of(engine)
     before = keeper.headroom
