@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from deploy.announcement import running_fleets
 from deploy.embedded_redis import newest_redis_server
-from deploy.local import running_fleet
 from deploy.memory import available_bytes
 from deploy.preflight import check_model, check_port
 from rollout.errors import NightshiftError
@@ -144,10 +144,9 @@ def _service_environment() -> Iterator[Finding]:
 
 
 def _port(port: int, state_dir: Path) -> Finding:
-    for file in sorted(state_dir.glob("*.json")):
-        fleet = running_fleet(state_dir, file.stem)
-        if fleet and str(fleet.get("url", "")).endswith(f":{port}"):
-            return Finding("port", Verdict.OK, f"{port} is the local fleet's {file.stem} (pid {fleet['pid']})")
+    for name, fleet in running_fleets(state_dir):
+        if str(fleet.get("url", "")).endswith(f":{port}"):
+            return Finding("port", Verdict.OK, f"{port} is the local fleet's {name} (pid {fleet.get('pid')})")
     return _attempt("port", lambda: check_port("127.0.0.1", port), f"{port} is free")
 
 

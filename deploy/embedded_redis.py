@@ -30,9 +30,9 @@ import structlog
 
 from deploy.aof_tail import cut_torn_end
 from deploy.redis_address import socket_path
-from deploy.redis_lock import RunningLock
 from deploy.redis_record import Server, ServerRecord
 from deploy.redis_wire import Readiness, become_member, connect, has_other_members, pings, readiness
+from deploy.running_lock import RunningLock
 from rollout.errors import StoreUnavailable
 
 log = structlog.get_logger(__name__)

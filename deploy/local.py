@@ -5,9 +5,7 @@
 `LocalFleet` is a context manager. Nothing listens beyond loopback except the gateway where its host says so.
 """
 
-import fcntl
 import ipaddress
-import json
 import logging
 import math
 import os
@@ -19,13 +17,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Self
 
 import httpx
 import psutil
 import structlog
 
-from deploy.config import NightshiftConfig, write_private
+from deploy.announcement import announce, only_one
+from deploy.config import NightshiftConfig
 from deploy.embedded_redis import EmbeddedRedis
 from deploy.failure import engine_error, last_exception
 from deploy.preflight import check_fleet, check_model, check_models, check_port, check_redis, check_sharing
@@ -128,7 +127,7 @@ class LocalFleet:
         if self.settings.train is not None:
             check_sharing(self.config, self.settings.train)
         check_model(self.config.model.path)
-        self._stack.enter_context(_only_one(self.state_dir, self.config.fleet))
+        self._stack.enter_context(only_one(self.state_dir, self.config.fleet))
         check_fleet(self.config)
         self._shield()
         self.tokens = gateway_tokens(self.config.gateway, self.state_dir)
@@ -235,16 +234,15 @@ class LocalFleet:
         raise FleetFailed(self._failure("runs, but its gateway does not answer /healthz with 200"))
 
     def _announce(self) -> None:
-        """Leave word for other commands; the lock file says whether it still holds."""
-        path = self.state_dir / f"{self.config.fleet}.json"
+        """Leave word for other commands."""
         content = {
             "pid": os.getpid(),
             "url": self.url,
             "ray_address": self.ray_address,
             "redis_url": self.redis.redacted_url,
         }
+        path = announce(self.state_dir, self.config.fleet, content)
         self._stack.callback(path.unlink, missing_ok=True)
-        write_private(path, json.dumps(content))
 
     def _failure(self, what: str) -> str:
         kept = self.state_dir / "logs"
@@ -338,36 +336,6 @@ def check_trainer(config: NightshiftConfig) -> None:
     for field, path in (("train.prompts.train", train.prompts.train), ("train.prompts.eval", train.prompts.eval)):
         if path is not None and not path.is_file():
             raise ConfigError(f"{field}={path}: no such file; give a JSONL file with one prompt a line")
-
-
-def running_fleet(state_dir: Path, fleet: str) -> dict[str, Any] | None:
-    """What a running local fleet announced; None where none runs."""
-    path = state_dir / f"{fleet}.json"
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) and psutil.pid_exists(int(content.get("pid", -1))) else None
-
-
-def _only_one(state_dir: Path, fleet: str) -> IO[str]:
-    """An open file that holds the lock as long as it, or this process, lives."""
-    try:
-        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = (state_dir / f"{fleet}.lock").open("a")
-    except OSError as error:
-        raise ConfigError(f"state_dir={state_dir}: cannot be written: {error.strerror}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        other = running_fleet(state_dir, fleet) or {}
-        where = f" (pid {other['pid']}, {other['url']})" if other else ""
-        raise ConfigError(
-            f"fleet_name={fleet}: a local fleet of this name already runs{where}. Stop it, or give this one another "
-            "--fleet_name and --fleet.gateway.port."
-        ) from error
-    return file
 
 
 def _shutdown_serve() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from deploy.local import running_fleet
+from deploy.announcement import running_fleet
 from deploy.tokens import client_token
 from rollout.client import RolloutClient
 from rollout.errors import ConfigError, StoreUnavailable

@@ -4,9 +4,10 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from deploy.announcement import running_fleet
 from deploy.config import NightshiftConfig, absolute
 from deploy.embedded_redis import EmbeddedRedis
-from deploy.local import check_trainer, enter_redis, running_fleet, start_ray
+from deploy.local import check_trainer, enter_redis, start_ray
 from deploy.preflight import check_models
 from deploy.processes import uninterrupted
 from rollout.errors import ConfigError

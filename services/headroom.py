@@ -7,10 +7,10 @@ learned from users who shared the engine.
     all are far inside:    the ceiling grows with time
     nobody ends for long:  back to where learning began, if it is below that
 
-The share is of what users alone leave of a target, and says how slow all of them may be; by their load, since how far
-single users lie from the mean depends on how many there are. The ceiling, of the engine's seats, says how many rollouts
-a crowd may find that comes at once. What happens every other minute is not in what users felt in the last seconds, by
-which a limit that was too high grows back.
+The share is of what users alone leave of a target, and says how slow all of them may be. The ceiling, of the engine's
+seats, says how many rollouts a crowd may find that comes at once. Both by the load: how far single users lie from the
+mean, and what crowds come, depends on how many there are. What happens every other minute is not in what users felt in
+the last seconds, by which a limit that was too high grows back.
 
 Who ended outside counts for as much as rollouts are to blame (`services/added.py`): users who come at once wait for
 each other, and to keep rollouts out for it would help none of them.
@@ -54,6 +54,7 @@ _NEAR, _CALM_S, _GROW_S = 0.8, 30.0, 75.0
 """Where for so long nobody came nearer to a target than that share of it, the ceiling is lower than it has to be, and
 grows by a factor of e in the last: by time and not by users, of whom a quiet engine would need an hour's to make up for
 one that missed."""
+_ALL_SEATS = flat(1.0)
 _SILENT_S = 30.0
 """Without a user who teaches, before what was learned is forgotten."""
 _FORGET_S = 300.0
@@ -74,8 +75,8 @@ class Headroom:
     run: float = 0.0
     """Users who ended inside since the newest miss."""
     taught_at: float = -math.inf
-    ceiling: float = 1.0
-    """Share of the engine's seats that rollouts may have."""
+    ceiling: ByLoad = _ALL_SEATS
+    """Share of the engine's seats that rollouts may have, by the same."""
     near_at: float = -math.inf
     """When somebody last ended near a target, or outside."""
 
@@ -144,12 +145,12 @@ def next_headroom(
     allowed = slo.miss_share * taught * (_LONG_RUN_STEPS if slo.miss_share * run > _LONG_RUN else 1.0)
     share = _met_share(before.share, allowed, misses, load=load, most=slo.most_headroom)
     near_at = now if any(_nearness(times, slo) > _NEAR for times in met) else before.near_at
-    ceiling = _met_ceiling(before.ceiling, allowed, misses, reached=reached)
+    ceiling = _met_ceiling(before.ceiling, allowed, misses, load=load, reached=reached)
     if now - taught_at > _SILENT_S:
         share = share.each(lambda learned: _forgotten(learned, _FIRST * slo.most_headroom, dt))
-        ceiling = _forgotten(ceiling, 1.0, dt)
+        ceiling = ceiling.each(lambda learned: _forgotten(learned, 1.0, dt))
     elif now - near_at > _CALM_S:
-        ceiling *= math.exp(dt / _GROW_S)
+        ceiling = _bounded(ceiling.times(math.exp(dt / _GROW_S), load), _LEAST_CEILING, 1.0)
     return replace(
         before,
         share=share,
@@ -157,7 +158,7 @@ def next_headroom(
         misses=earlier + misses,
         run=run,
         taught_at=taught_at,
-        ceiling=min(1.0, max(_LEAST_CEILING, ceiling)),
+        ceiling=ceiling,
         near_at=near_at,
     )
 
@@ -180,18 +181,23 @@ def _met_share(share: ByLoad, allowed: float, misses: float, *, load: float, mos
     """After `misses` users missed, at that load, of those of whom `allowed` may."""
     if allowed == misses:
         return share
-    return share.times(math.exp(_STEP * (allowed - misses)), load).each(
-        lambda learned: min(most, max(_LEAST * most, learned))
-    )
+    return _bounded(share.times(math.exp(_STEP * (allowed - misses)), load), _LEAST * most, most)
 
 
-def _met_ceiling(ceiling: float, allowed: float, misses: float, *, reached: float) -> float:
-    """After `misses` users missed of those of whom `allowed` may, beside rollouts in the share `reached` of the
-    seats."""
+def _met_ceiling(ceiling: ByLoad, allowed: float, misses: float, *, load: float, reached: float) -> ByLoad:
+    """The same of the ceiling, beside rollouts in the share `reached` of the seats."""
+    if allowed == misses:
+        return ceiling
+    learned = ceiling.at(load)
     # a ceiling that rollouts were far from does not hold them back where they were too many
-    nearer = math.log(max(_LEAST_CEILING, min(ceiling, reached)) / ceiling)
+    nearer = math.log(max(_LEAST_CEILING, min(learned, reached)) / learned)
     proven = 1.0 - (1.0 - _PROVEN) ** misses
-    return ceiling * math.exp(proven * nearer + _CEILING_STEP * (allowed - misses))
+    factor = math.exp(proven * nearer + _CEILING_STEP * (allowed - misses))
+    return _bounded(ceiling.times(factor, load), _LEAST_CEILING, 1.0)
+
+
+def _bounded(learned: ByLoad, least: float, most: float) -> ByLoad:
+    return learned.each(lambda value: min(most, max(least, value)))
 
 
 def _nearness(times: RequestTimes, slo: SloConfig) -> float:

@@ -16,9 +16,9 @@ from services.user_window import RequestTimes
 
 Teach = Callable[[Headroom, Sequence[RequestTimes], float, float], Headroom]
 
-_LOAD_S = 30.0
-"""For the load to follow most of the way: a crowd that came at once missed what was decided before it, and belongs to
-the load of then."""
+_RISE_S, _FALL_S = 30.0, 10.0
+"""For the load to follow most of the way, up and down: a crowd that came at once missed what was decided before it, and
+belongs to the load of then; when it has gone, nothing more is to come of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,8 @@ class Lessons:
     @property
     def ceiling(self) -> float:
         """Share of the engine's seats that rollouts may have, the same."""
-        return min(self.headroom.ceiling, self.other.ceiling) if self.arriving else self.headroom.ceiling
+        here, other = self.headroom.ceiling.at(self.load), self.other.ceiling.at(self.load)
+        return min(here, other) if self.arriving else here
 
 
 def first_lessons(slo: SloConfig, now: float) -> Lessons:
@@ -71,7 +72,7 @@ def entered(before: Lessons, now: float, *, arriving: bool) -> Lessons:
 def learned(before: Lessons, ended: Sequence[RequestTimes], dt: float, teach: Teach, *, users: int) -> Lessons:
     """After `dt` seconds more with so many `users` in the engine, and these who ended; `teach` is `next_headroom` as of
     now, of a headroom, users, seconds and a load."""
-    load = before.load + (users - before.load) * -math.expm1(-dt / _LOAD_S)
+    load = before.load + (users - before.load) * -math.expm1(-dt / (_RISE_S if users > before.load else _FALL_S))
     met = [times for times in ended if _met_arrival(before, times)]
     others = [times for times in ended if not _met_arrival(before, times)]
     here, there = (met, others) if before.arriving else (others, met)

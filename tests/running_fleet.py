@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.announcement import announcement_file
 from deploy.config import NightshiftConfig, load
 from deploy.tokens import Tokens, read_tokens
 from rollout.config import RedisConfig
@@ -152,7 +153,7 @@ def serve_log(directory: Path) -> Path:
 
 
 def _wait(process: "subprocess.Popen[bytes]", settings: NightshiftConfig, toml: Path, log: Path) -> RunningFleet:
-    announcement = settings.state_dir / f"{settings.fleet_name}.json"
+    announcement = announcement_file(settings.state_dir, settings.fleet_name)
     deadline = time.monotonic() + START_S
     while not announcement.exists():
         if process.poll() is not None or time.monotonic() > deadline:

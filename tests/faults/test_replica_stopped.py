@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from deploy.announcement import announcement_file
 from rollout.client import RolloutClient
 from rollout.queue import QueueStats
 from rollout.redis_queue import RedisQueue
@@ -51,7 +52,7 @@ def ask(fleet: RunningFleet, tokens: int) -> httpx.Response:
 
 def deleter(fleet: RunningFleet) -> "subprocess.Popen[str]":
     """Prints the replica's figures, and deletes the application when it is told to."""
-    announced = json.loads((fleet.state_dir / f"{fleet.config.fleet}.json").read_text())
+    announced = json.loads(announcement_file(fleet.state_dir, fleet.config.fleet).read_text())
     return subprocess.Popen(
         [sys.executable, "-c", DELETE, announced["ray_address"], fleet.config.fleet],
         stdin=subprocess.PIPE,

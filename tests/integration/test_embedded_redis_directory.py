@@ -18,8 +18,8 @@ import deploy.embedded_redis
 import deploy.redis_wire
 from deploy.embedded_redis import EmbeddedRedis
 from deploy.redis_address import socket_path
-from deploy.redis_lock import RunningLock
 from deploy.redis_wire import ask, connect
+from deploy.running_lock import RunningLock
 from rollout.errors import StoreUnavailable
 
 
@@ -124,7 +124,7 @@ def test_a_server_that_cannot_be_reached_is_named_and_no_second_one_is_started(
 
 def test_who_looks_whether_a_server_runs_does_not_keep_one_from_starting(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom pathlib import Path\nfrom deploy.redis_lock import RunningLock\n"
+        "import sys\nfrom pathlib import Path\nfrom deploy.running_lock import RunningLock\n"
         "lock = RunningLock(Path(sys.argv[1]))\nprint('looking', flush=True)\nwhile True: lock.is_held"
     )
     lock = tmp_path / "running.lock"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy import cli, doctor
+from deploy.announcement import announce, only_one
 from deploy.doctor import _findings
 from tests.command import run
 
@@ -63,8 +64,9 @@ def test_doctor_refuses_what_is_no_port(port: str, capsys: pytest.CaptureFixture
 def test_doctor_knows_the_port_of_its_own_fleet(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        announced = {"pid": os.getpid(), "url": f"http://127.0.0.1:{port}"}
-        (tmp_path / "mine.json").write_text(json.dumps(announced))
-        own = [f for f in _findings(port, None, tmp_path) if f.check == "port"]
+        with only_one(tmp_path, "mine"):
+            announce(tmp_path, "mine", {"pid": os.getpid(), "url": f"http://127.0.0.1:{port}"})
+            own = [f for f in _findings(port, None, tmp_path) if f.check == "port"]
+        gone = [f for f in _findings(port, None, tmp_path) if f.check == "port"]
         other = [f for f in _findings(port, None, tmp_path / "elsewhere") if f.check == "port"]
-    assert [f.verdict for f in own + other] == ["ok", "fail"]
+    assert [f.verdict for f in own + gone + other] == ["ok", "fail", "fail"]

@@ -44,6 +44,10 @@ def share(headroom: Headroom, load: float = LOAD) -> float:
     return headroom.share.at(load)
 
 
+def ceiling(headroom: Headroom, load: float = LOAD) -> float:
+    return headroom.ceiling.at(load)
+
+
 @given(st.lists(st.lists(st.booleans(), max_size=40), max_size=40))
 def test_it_stays_between_its_bounds(looks: list[list[bool]]) -> None:
     headroom = first_headroom(SLO, 0.0)
@@ -119,7 +123,7 @@ def test_it_settles_where_as_many_miss_as_may(users_per_s: float) -> None:
 
 
 def test_after_a_bad_hour_the_share_and_the_ceiling_come_back_with_the_users_who_would_have_had_to_miss() -> None:
-    bad = Headroom(flat(0.2), ceiling=0.1)
+    bad = Headroom(flat(0.2), ceiling=flat(0.1))
     few, many = round(5 / SLO.miss_share), round(14 / SLO.miss_share)
     headroom, shares = bad, []
     for number in range(many):
@@ -127,7 +131,7 @@ def test_after_a_bad_hour_the_share_and_the_ceiling_come_back_with_the_users_who
         shares.append(share(headroom))
     assert shares[few - 1] == pytest.approx(0.2 * math.exp(0.05 * 5), rel=0.01)
     assert share(headroom) == SLO.most_headroom
-    assert headroom.ceiling == 1.0
+    assert ceiling(headroom) == 1.0
 
 
 def test_one_who_misses_ends_a_run() -> None:
@@ -152,6 +156,20 @@ def test_what_a_crowd_of_users_taught_says_little_of_a_few_and_the_other_way_rou
     assert share(night, 15.0) < share(evening, 15.0) * 1.02
 
 
+def test_the_ceiling_of_an_evening_is_not_that_of_the_night_and_a_calm_night_says_little_of_the_evening() -> None:
+    evening = BEGIN
+    for number in range(10):
+        evening = after(evening, user(ttft_s=2.0), now=10.0 + 3 * number, load=15.0, reached=0.1)
+    assert ceiling(evening, 15.0) == pytest.approx(0.1)
+    assert ceiling(evening, 0.0) > 0.75
+    assert ceiling(evening, 3.0) > 0.35
+    low = Headroom(flat(0.7), ceiling=flat(0.2), near_at=10.0)
+    for number in range(60):
+        low = after(low, user(came=40.0 + number), now=41.0 + number, dt=1.0, load=0.0)
+    assert ceiling(low, 0.0) > 0.35
+    assert ceiling(low, 15.0) < 0.22
+
+
 def test_many_users_a_second_do_not_outvote_those_who_miss() -> None:
     headroom = first_headroom(SLO, 0.0)
     for number in range(400):
@@ -162,29 +180,29 @@ def test_many_users_a_second_do_not_outvote_those_who_miss() -> None:
 
 def test_the_ceiling_falls_towards_the_seats_beside_which_users_missed_and_rises_slowly() -> None:
     once = after(BEGIN, user(ttft_s=2.0), reached=0.64)
-    assert once.ceiling == pytest.approx(0.8 * math.exp(-0.2), rel=0.02)
+    assert ceiling(once) == pytest.approx(0.8 * math.exp(-0.2), rel=0.02)
     fallen = after(BEGIN, *[user(ttft_s=2.0)] * 3, reached=0.6)
-    assert fallen.ceiling == pytest.approx(0.6 ** (7 / 8) * math.exp(-0.6), rel=0.02)
+    assert ceiling(fallen) == pytest.approx(0.6 ** (7 / 8) * math.exp(-0.6), rel=0.02)
     lower = after(fallen, user(ttft_s=2.0), now=13.0, reached=1.0)
-    assert lower.ceiling < fallen.ceiling
+    assert ceiling(lower) < ceiling(fallen)
     risen = after(fallen, *[user()] * 100, now=13.0)
-    assert risen.ceiling == pytest.approx(fallen.ceiling * math.exp(0.2 * SLO.miss_share * 100))
-    assert after(BEGIN, *[user()] * 100).ceiling == 1.0
+    assert ceiling(risen) == pytest.approx(ceiling(fallen) * math.exp(0.2 * SLO.miss_share * 100))
+    assert ceiling(after(BEGIN, *[user()] * 100)) == 1.0
 
 
 def test_a_miss_that_rollouts_hardly_caused_hardly_lowers_the_ceiling_however_low_the_limit_was() -> None:
     hardly = after(BEGIN, user(ttft_s=2.0), by=Added(ttft_s=0.255, tpot_s=0.0), reached=0.1)
-    assert 0.9 < hardly.ceiling < 1.0
+    assert 0.9 < ceiling(hardly) < 1.0
 
 
 @pytest.mark.parametrize("every_s", [1, 6])
 def test_where_nobody_comes_near_a_target_for_long_the_ceiling_grows_with_time(every_s: int) -> None:
     def risen(ttft_s: float) -> float:
-        headroom = Headroom(flat(0.7), ceiling=0.2, near_at=10.0)
+        headroom = Headroom(flat(0.7), ceiling=flat(0.2), near_at=10.0)
         for number in range(60):
             ended = [user(ttft_s=ttft_s, came=8.0 + number)] if number % every_s == 0 else []
             headroom = after(headroom, *ended, now=11.0 + number, dt=1.0)
-        return headroom.ceiling
+        return ceiling(headroom)
 
     users = 60 // every_s
     assert risen(0.9) == pytest.approx(0.2 * math.exp(0.2 * SLO.miss_share * users))
@@ -192,7 +210,7 @@ def test_where_nobody_comes_near_a_target_for_long_the_ceiling_grows_with_time(e
 
 
 def test_the_ceiling_is_forgotten_where_nobody_teaches_it() -> None:
-    headroom = Headroom(flat(0.7), ceiling=0.2)
+    headroom = Headroom(flat(0.7), ceiling=flat(0.2))
     for number in range(6000):
         headroom = after(headroom, now=10 + LOOK_S * number, dt=LOOK_S)
-    assert headroom.ceiling == pytest.approx(1 - 0.8 * math.exp(-1.9), abs=0.02)
+    assert ceiling(headroom) == pytest.approx(1 - 0.8 * math.exp(-1.9), abs=0.02)

@@ -97,3 +97,13 @@ def test_a_crowd_that_comes_at_once_teaches_of_the_load_before_it() -> None:
 
     assert fell(quiet, 0.0) > 3 * fell(quiet, 20.0)
     assert fell(busy, 20.0) > 10 * fell(busy, 0.0)
+
+
+def test_the_load_follows_users_who_have_gone_sooner_than_a_crowd_that_came() -> None:
+    evening, night = FIRST, FIRST
+    for second in range(200):
+        evening, night = (after(one, now=float(second), dt=1.0, users=n) for one, n in ((evening, 10), (night, 0)))
+    for second in range(10):
+        evening, night = (after(one, now=200.0 + second, dt=1.0, users=n) for one, n in ((evening, 0), (night, 10)))
+    assert night.load == pytest.approx(10 * (1 - math.exp(-1 / 3)), rel=0.01)
+    assert evening.load == pytest.approx(10 * math.exp(-1), rel=0.01)

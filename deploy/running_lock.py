@@ -1,7 +1,7 @@
-"""The lock that says whether the server of a data directory runs: held by the server process for its whole life.
+"""The lock that says whether the server of a data directory, or a local fleet, runs: held by its process for life.
 
 The kernel drops it however the process ends, and neither a clock that jumps nor a pid that was given again can make it
-lie. Nobody but `redis_process`, which becomes the server, ever takes it exclusively.
+lie. Nobody but that process ever takes it exclusively.
 """
 
 import fcntl
@@ -10,14 +10,14 @@ from pathlib import Path
 
 
 class RunningLock:
-    """The lock file of one data directory."""
+    """The lock file of one data directory or fleet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def is_held(self) -> bool:
-        """Whether a server runs, in this container or in another one; raises OSError where files cannot be locked."""
+        """Whether it runs, in this container or in another one; raises OSError where files cannot be locked."""
         try:
             # shared, so that two who look at once do not take each other for a server
             with self.path.open("rb") as file:
