@@ -150,7 +150,7 @@ def next_headroom(
         share = share.each(lambda learned: _forgotten(learned, _FIRST * slo.most_headroom, dt))
         ceiling = ceiling.each(lambda learned: _forgotten(learned, 1.0, dt))
     elif now - near_at > _CALM_S:
-        ceiling = _bounded(ceiling.times(math.exp(dt / _GROW_S), load), _LEAST_CEILING, 1.0)
+        ceiling = _moved(ceiling, math.exp(dt / _GROW_S), load, _LEAST_CEILING, 1.0)
     return replace(
         before,
         share=share,
@@ -181,7 +181,7 @@ def _met_share(share: ByLoad, allowed: float, misses: float, *, load: float, mos
     """After `misses` users missed, at that load, of those of whom `allowed` may."""
     if allowed == misses:
         return share
-    return _bounded(share.times(math.exp(_STEP * (allowed - misses)), load), _LEAST * most, most)
+    return _moved(share, math.exp(_STEP * (allowed - misses)), load, _LEAST * most, most)
 
 
 def _met_ceiling(ceiling: ByLoad, allowed: float, misses: float, *, load: float, reached: float) -> ByLoad:
@@ -193,11 +193,16 @@ def _met_ceiling(ceiling: ByLoad, allowed: float, misses: float, *, load: float,
     nearer = math.log(max(_LEAST_CEILING, min(learned, reached)) / learned)
     proven = 1.0 - (1.0 - _PROVEN) ** misses
     factor = math.exp(proven * nearer + _CEILING_STEP * (allowed - misses))
-    return _bounded(ceiling.times(factor, load), _LEAST_CEILING, 1.0)
+    return _moved(ceiling, factor, load, _LEAST_CEILING, 1.0)
 
 
-def _bounded(learned: ByLoad, least: float, most: float) -> ByLoad:
-    return learned.each(lambda value: min(most, max(least, value)))
+def _moved(learned: ByLoad, factor: float, load: float, least: float, most: float) -> ByLoad:
+    """By as much as it can be at that load: a night in which all has been learned says nothing more of the evening."""
+    before = learned.at(load)
+    found = min(most, max(least, before * factor))
+    if math.isclose(found, before):
+        return learned
+    return learned.times(found / before, load).each(lambda value: min(most, max(least, value)))
 
 
 def _nearness(times: RequestTimes, slo: SloConfig) -> float:

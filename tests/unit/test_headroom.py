@@ -130,7 +130,7 @@ def test_after_a_bad_hour_the_share_and_the_ceiling_come_back_with_the_users_who
         headroom = after(headroom, user(ttft_s=0.9), now=10.0 + number, dt=1.0)
         shares.append(share(headroom))
     assert shares[few - 1] == pytest.approx(0.2 * math.exp(0.05 * 5), rel=0.01)
-    assert share(headroom) == SLO.most_headroom
+    assert share(headroom) == pytest.approx(SLO.most_headroom)
     assert ceiling(headroom) == 1.0
 
 
@@ -158,7 +158,7 @@ def test_what_a_crowd_of_users_taught_says_little_of_a_few_and_the_other_way_rou
 
 def test_the_ceiling_of_an_evening_is_not_that_of_the_night_and_a_calm_night_says_little_of_the_evening() -> None:
     evening = BEGIN
-    for number in range(10):
+    for number in range(100):
         evening = after(evening, user(ttft_s=2.0), now=10.0 + 3 * number, load=15.0, reached=0.1)
     assert ceiling(evening, 15.0) == pytest.approx(0.1)
     assert ceiling(evening, 0.0) > 0.75
@@ -168,6 +168,19 @@ def test_the_ceiling_of_an_evening_is_not_that_of_the_night_and_a_calm_night_say
         low = after(low, user(came=40.0 + number), now=41.0 + number, dt=1.0, load=0.0)
     assert ceiling(low, 0.0) > 0.35
     assert ceiling(low, 15.0) < 0.22
+
+
+def test_a_night_that_has_learned_all_there_is_says_nothing_more_of_the_evening() -> None:
+    night = Headroom(flat(0.5), ceiling=flat(0.5), near_at=10.0)
+    found = []
+    for number in range(3000):
+        night = after(night, user(came=40.0 + number), now=41.0 + number, dt=1.0, load=0.0)
+        found.append((share(night, 15.0), ceiling(night, 15.0)))
+    assert share(night, 0.0) == pytest.approx(SLO.most_headroom)
+    assert ceiling(night, 0.0) == pytest.approx(1.0)
+    assert found[-1] == found[-500]
+    assert share(night, 15.0) < 0.55
+    assert ceiling(night, 15.0) < 0.55
 
 
 def test_many_users_a_second_do_not_outvote_those_who_miss() -> None:
