@@ -57,15 +57,6 @@ class _Series(BaseModel):
     seats_rollouts: list[float | None]
 
 
-class Round(BaseModel):
-    """A part of a cell: the arms of a load take turns, in rounds that are minutes apart."""
-
-    model_config = _FIGURES
-
-    ttft_s: Percentiles = Percentiles()
-    tpot_s: Percentiles = Percentiles()
-
-
 class Cell(BaseModel):
     """One arm at one load."""
 
@@ -86,7 +77,6 @@ class Cell(BaseModel):
     harvested_tokens_s: float
     pushes: _Pushes
     series: _Series
-    by_round: list[Round] = []
 
     @model_validator(mode="after")
     def _has_its_day(self) -> "Cell":

@@ -13,7 +13,7 @@ from statistics import median
 
 from deploy.simulation.bench import Bench, Cell, Percentiles, Predicted, predict
 from deploy.simulation.engine_model import EngineModel
-from deploy.simulation.tails import Tails, spread, usual, with_tails
+from deploy.simulation.tails import Tails, spread, with_tails
 from rollout.errors import ConfigError
 
 _ROUNDS = (0.1, 0.15, 0.25, 0.5)
@@ -48,7 +48,7 @@ def calibrate(
     """By the cells of load `at` and those without users, of which so many `seconds` each are simulated. Raises
     ConfigError where there are none."""
     once = [cell for cell in bench.cells.values() if not cell.again]
-    cells = [_with_all_rounds(bench, cell) for cell in once if cell.load == at or cell.arm == "rollouts"]
+    cells = [cell for cell in once if cell.load == at or cell.arm == "rollouts"]
     if not any(cell.load == at for cell in cells):
         known = sorted({cell.load for cell in bench.cells.values() if cell.load})
         raise ConfigError(f"--load {at}: not in the run, whose loads are {', '.join(known) or 'none'}")
@@ -58,16 +58,6 @@ def calibrate(
         model = with_tails(_with_crowded_door(_with_steps(model, repeated), repeated), _tails(repeated))
         progress("calibrating", sum(_ROUNDS[:turn]))
     return model
-
-
-def _with_all_rounds(bench: Bench, cell: Cell) -> Cell:
-    """Those of the same arm that were measured later too."""
-    alike = [
-        one
-        for one in bench.cells.values()
-        if (one.arm, one.load) == (cell.arm, cell.load) and (cell.arm != "constant" or one.seats == cell.seats)
-    ]
-    return cell.model_copy(update={"by_round": [part for one in alike for part in one.by_round]})
 
 
 def _first(bench: Bench, cells: Sequence[Cell]) -> EngineModel:
@@ -191,16 +181,10 @@ def _with_crowded_door(model: EngineModel, repeated: Sequence[_Repeated]) -> Eng
 
 
 def _tails(repeated: Sequence[_Repeated]) -> list[Tails]:
-    steady = [one for one in repeated if one.cell.requests and one.cell.arm in _STEADY]
     return [
-        Tails(
-            one.users,
-            usual(one.cell.ttft_s, (part.ttft_s for part in one.cell.by_round)),
-            usual(one.cell.tpot_s, (part.tpot_s for part in one.cell.by_round)),
-            one.ttft_s,
-            one.tpot_s,
-        )
-        for one in steady
+        Tails(one.users, one.cell.ttft_s, one.cell.tpot_s, one.ttft_s, one.tpot_s)
+        for one in repeated
+        if one.cell.requests and one.cell.arm in _STEADY
     ]
 
 

@@ -1,14 +1,12 @@
 """How far the slowest users lie from the median one: spreads of the engine's speed and of the way to it, from both.
 
 What a simulated cell has too little of is added to the variance that the model has already, of logarithms (TPOT) or of
-seconds (TTFT): the crowds and prompts that users meet have theirs, and the simulated users meet them too. Of several
-cells and rounds the median one says it: half an hour in which others had the machine is no minute's spread.
+seconds (TTFT): the crowds and prompts that users meet have theirs, and the simulated users meet them too.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from deploy.simulation.bench import Percentiles
 from deploy.simulation.engine_model import EngineModel
@@ -40,18 +38,6 @@ def with_tails(model: EngineModel, cells: Sequence[Tails]) -> EngineModel:
     )
 
 
-def usual(whole: Percentiles, rounds: Iterable[Percentiles]) -> Percentiles:
-    """A cell's, its slowest as far from the median as in the median one of its rounds: a machine that was slower in one
-    of them, or throughout it, does not say how far apart users of the same minute are.
-
-    >>> rounds = [Percentiles(p50=p50, p95=p95) for p50, p95 in ((1.0, 1.5), (2.0, 3.0), (1.0, 4.0))]
-    >>> usual(Percentiles(p50=1.1, p95=3.0), rounds).p95
-    1.6500000000000001
-    """
-    found = [one.p95 / one.p50 for one in rounds if one.p50 and one.p95]
-    return Percentiles(p50=whole.p50, p95=whole.p50 * median(found)) if found and whole.p50 else whole
-
-
 def spread(slowest: float, typical: float) -> float:
     """Standard deviation of the logarithm of what has this 95th percentile and this median.
 
@@ -67,21 +53,21 @@ def _drift(before: float, cells: Sequence[Tails]) -> float:
         for measured, simulated in ((cell.tpot_s, cell.simulated_tpot_s) for cell in cells)
         if _known(measured) and _known(simulated)
     ]
-    missing = median(found) / Z95**2 if found else 0.0
+    missing = sum(found) / len(found) / Z95**2 if found else 0.0
     return math.sqrt(min(_MOST, max(0.0, before**2 + missing)))
 
 
 def _door_user_spread(model: EngineModel, cells: Sequence[Tails]) -> float:
-    """Beside what the way of idle users has."""
-    slopes = [
-        (_door_spread(model, cell) - model.door_spread) / cell.users
-        for cell in cells
-        if cell.users and _known(cell.ttft_s) and _known(cell.simulated_ttft_s)
-    ]
-    before = model.door_user_spread
-    if not slopes:
-        return before
-    found = max(0.0, median(slopes))
+    """By least squares, beside what the way of idle users has."""
+    products = squares = 0.0
+    for cell in cells:
+        if not (_known(cell.ttft_s) and _known(cell.simulated_ttft_s)):
+            continue
+        products += cell.users * (_door_spread(model, cell) - model.door_spread)
+        squares += cell.users**2
+    if not squares:
+        return model.door_user_spread
+    found, before = max(0.0, products / squares), model.door_user_spread
     return min(_MOST, max(_LEAST_TIMES * before, min(_MOST_TIMES * before, found) if before else found))
 
 

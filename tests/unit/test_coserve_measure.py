@@ -128,8 +128,6 @@ def test_rounds_of_a_cell_are_one_cell_of_all_their_users_and_time() -> None:
     assert two["requests"] == 2 * one["requests"]
     assert two["by_round"] == 2 * one["by_round"]
     assert [part["users"] for part in two["by_round"]] == [10, 10]
-    assert [part["ttft_s"]["p95"] for part in two["by_round"]] == [pytest.approx(0.7)] * 2
-    assert [part["tpot_s"]["p50"] for part in two["by_round"]] == [pytest.approx(0.05)] * 2
     assert two["seconds"] == 2 * one["seconds"]
     assert two["inside"] == 2 * one["inside"]
     assert two["harvested_tokens_s"] == pytest.approx(one["harvested_tokens_s"])

@@ -9,7 +9,7 @@ import pytest
 from deploy.simulation.bench import Bench, Percentiles, predict, read_bench
 from deploy.simulation.calibration import calibrate
 from deploy.simulation.engine_model import EngineModel, read_engine
-from deploy.simulation.tails import Tails, usual, with_tails
+from deploy.simulation.tails import Tails, with_tails
 from deploy.simulation.validation import ATTAINMENT_BAR, HARVEST_BAR, Compared, compare, validate, validation_table
 from rollout.errors import ConfigError
 from tests.bench_figures import USER_TOKENS, figures
@@ -86,31 +86,6 @@ def test_where_users_are_farther_apart_than_simulated_ones_spreads_grow_else_the
     assert with_tails(TRUTH, []) == TRUTH
     unknown = Tails(10.0, Percentiles(), Percentiles(), one.ttft_s, one.tpot_s)
     assert with_tails(TRUTH, [unknown]) == TRUTH
-
-
-def test_a_bad_half_hour_of_the_machine_is_not_a_spread_of_every_minute() -> None:
-    one = tails((0.1, 0.12), (0.03, 0.036))
-    alike = Tails(10.0, one.simulated_ttft_s, one.simulated_tpot_s, one.simulated_ttft_s, one.simulated_tpot_s)
-    assert with_tails(TRUTH, [alike, one, alike]) == with_tails(TRUTH, [alike])
-    whole = Percentiles(p50=0.12, p95=0.4)
-    rounds = [Percentiles(p50=0.1, p95=0.15), Percentiles(p50=0.1, p95=0.15), Percentiles(p50=0.25, p95=0.6)]
-    assert usual(whole, rounds).p95 == pytest.approx(0.18)
-    assert usual(whole, []) == usual(whole, [Percentiles()]) == whole
-
-
-def test_rounds_that_were_measured_later_have_a_say_in_it(content: dict[str, Any]) -> None:
-    changed = json.loads(json.dumps(content))
-    users = changed["cells"]["users@50"]
-    apart, near = ([{name: {"p50": 1.0, "p95": p95} for name in ("ttft_s", "tpot_s")}] for p95 in (1.9, 1.01))
-    users["by_round"] = apart
-    changed["cells"]["users-9@50-again"] = {**users, "again": True, "by_round": 2 * near}
-    found = {}
-    for kept in (("users-9@50-again",), ()):
-        cells = {key: cell for key, cell in changed["cells"].items() if not cell.get("again") or key in kept}
-        found[kept] = calibrate(
-            Bench.model_validate({**changed, "cells": cells}), at="50", progress=silent, seconds=30.0
-        )
-    assert found["users-9@50-again",].drift < found[()].drift
 
 
 def test_another_load_is_foretold(content: dict[str, Any], found: EngineModel) -> None:

@@ -49,13 +49,10 @@ def record(rounds: Sequence[Seen], slo: Slo, rollouts_only: float | None, *, see
 
 def _round(seen: Seen) -> dict[str, Any]:
     """By which rounds of two cells can be compared: `users` are those of `inside`, in its order."""
-    measured = [answer for answer in seen.answers if answer.measured]
     return {
-        "users": len(measured),
+        "users": sum(answer.measured for answer in seen.answers),
         "seconds": seen.stop - seen.start,
         "harvested_tokens_s": harvest_rate(seen.beats, seen.start, seen.stop),
-        "ttft_s": latencies([answer.ttft_s for answer in measured]),
-        "tpot_s": latencies([answer.tpot_s for answer in measured]),
     }
 
 
