@@ -76,7 +76,7 @@ class Headroom:
     """Users who ended inside since the newest miss."""
     taught_at: float = -math.inf
     ceiling: ByLoad = _ALL_SEATS
-    """Share of the engine's seats that rollouts may have, by the same."""
+    """Share of the engine's seats that rollouts may have, by the users in the engine."""
     near_at: float = -math.inf
     """When somebody last ended near a target, or outside."""
 
@@ -143,11 +143,12 @@ def next_headroom(
     misses = min(_MOST_OF_ONE - earlier, blamed)
     run = (before.run + taught) * max(0.0, 1.0 - misses)
     allowed = slo.miss_share * taught * (_LONG_RUN_STEPS if slo.miss_share * run > _LONG_RUN else 1.0)
-    share = _met_share(before.share, allowed, misses, load=load, most=slo.most_headroom)
+    most = slo.most_headroom
+    share = _moved(before.share, math.exp(_STEP * (allowed - misses)), load, _LEAST * most, most)
     near_at = now if any(_nearness(times, slo) > _NEAR for times in met) else before.near_at
     ceiling = _met_ceiling(before.ceiling, allowed, misses, load=load, reached=reached)
     if now - taught_at > _SILENT_S:
-        share = share.each(lambda learned: _forgotten(learned, _FIRST * slo.most_headroom, dt))
+        share = share.each(lambda learned: _forgotten(learned, _FIRST * most, dt))
         ceiling = ceiling.each(lambda learned: _forgotten(learned, 1.0, dt))
     elif now - near_at > _CALM_S:
         ceiling = _moved(ceiling, math.exp(dt / _GROW_S), load, _LEAST_CEILING, 1.0)
@@ -177,17 +178,9 @@ def _forgotten(learned: float, first: float, dt: float) -> float:
     return learned + max(0.0, first - learned) * dt / _FORGET_S
 
 
-def _met_share(share: ByLoad, allowed: float, misses: float, *, load: float, most: float) -> ByLoad:
-    """After `misses` users missed, at that load, of those of whom `allowed` may."""
-    if allowed == misses:
-        return share
-    return _moved(share, math.exp(_STEP * (allowed - misses)), load, _LEAST * most, most)
-
-
 def _met_ceiling(ceiling: ByLoad, allowed: float, misses: float, *, load: float, reached: float) -> ByLoad:
-    """The same of the ceiling, beside rollouts in the share `reached` of the seats."""
-    if allowed == misses:
-        return ceiling
+    """After `misses` users missed, at that load, of those of whom `allowed` may, beside rollouts in the share `reached`
+    of the seats."""
     learned = ceiling.at(load)
     # a ceiling that rollouts were far from does not hold them back where they were too many
     nearer = math.log(max(_LEAST_CEILING, min(learned, reached)) / learned)

@@ -227,3 +227,8 @@ def test_the_ceiling_is_forgotten_where_nobody_teaches_it() -> None:
     for number in range(6000):
         headroom = after(headroom, now=10 + LOOK_S * number, dt=LOOK_S)
     assert ceiling(headroom) == pytest.approx(1 - 0.8 * math.exp(-1.9), abs=0.02)
+
+
+def test_misses_beside_as_many_users_as_may_miss_still_lower_the_ceiling_towards_the_seats_held() -> None:
+    slo = SLO.model_copy(update={"miss_share": 1.0})
+    assert ceiling(after(BEGIN, user(ttft_s=2.0), slo=slo, reached=0.25)) == pytest.approx(0.5)
