@@ -29,6 +29,11 @@ class Chunk:
         """Unique within a group."""
         return f"{self.index}:{self.origin}:{self.start}:{self.start + tokens(self.part)}"
 
+    @property
+    def versions(self) -> frozenset[int]:
+        """That its tokens are of."""
+        return frozenset(span.version for span in self.part.version_spans)
+
     @classmethod
     def named(cls, name: str, part: Partial) -> "Chunk":
         """Raises CodecError for what is no chunk's name, or another one's."""

@@ -106,10 +106,10 @@ class GroupWork:
         """Whether a sample has `most` unsaved tokens or more."""
         return any(run.unsaved >= most for run in self._runs)
 
-    def hold_back(self, most: int) -> None:
-        """Samples with so many unsaved tokens or more leave the engine, until they are let on."""
+    def hold_back(self, most: int, version: int) -> None:
+        """Samples with so many unsaved tokens or more, of that version too, leave the engine until they are let on."""
         for run in self._runs:
-            if run.unsaved >= most:
+            if run.seated and run.unsaved >= most and (chunk := run.chunk()) is not None and version in chunk.versions:
                 run.hold_back()
 
     def let_on(self, most: int | None) -> None:

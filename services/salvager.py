@@ -72,8 +72,9 @@ class Salvager:
         if held.given_up:  # its own task keeps all there is
             return
         quiet = time.monotonic() < held.quiet_until
-        if self._fleet.unchecked is not None:
-            held.work.hold_back(self._pace.held_back)
+        if (unchecked := self._fleet.unchecked) is not None:
+            # what others made can be salvaged meanwhile, however late the queue is with it
+            held.work.hold_back(self._pace.held_back, unchecked)
         else:
             # where the queue keeps nothing, to end samples is worth more than what a kill would cost
             held.work.let_on(None if quiet else self._pace.due)

@@ -98,6 +98,20 @@ async def test_what_trusted_weights_made_is_salvaged_while_others_are_checked() 
         stand.fleet.checked.set()
 
 
+async def test_samples_of_trusted_weights_are_not_held_back_for_others_check_where_the_queue_is_slow() -> None:
+    stand = Stand(capacity=4, salvage_tokens=MOST)
+    await submitted(stand, 1)
+    async with generating(stand) as engine:
+        await engine.step(4)
+        stand.fleet.checked.clear()
+        stand.fleet.unchecked = 4
+        stand.queue.before_salvage = partial(engine.step, MOST)
+        await engine.step(100)
+        assert engine.most > MOST * 3 // 4
+        assert (stand.harvester.tally.cuts, stand.harvester.tally.generated) == (0, 0)
+        stand.fleet.checked.set()
+
+
 async def test_samples_of_weights_whose_check_takes_long_are_held_back_and_then_go_on() -> None:
     stand = Stand(capacity=4, salvage_tokens=MOST)
     stand.engine.version = stand.fleet.unchecked = 4
