@@ -1,7 +1,9 @@
 """A measured run to calibrate with and to be held against: what `make bench-coserve` writes."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,13 +13,14 @@ from deploy.simulation.engine_model import EngineModel
 from deploy.simulation.json_file import read_json
 from deploy.simulation.live import constant, play
 from deploy.simulation.scene import Scene
-from deploy.simulation.trace import Arrival, RatePoint
-from deploy.simulation.users import arrivals
+from deploy.simulation.trace import Arrival
 from rollout.percentile import percentile
 from services.config import FleetOptions
 from services.slo import SloConfig
 
 _PARTS = 24
+_LEAD_S = 1.0
+"""Of each round, before its warm-up: the time between two pushes is counted from its beginning."""
 _FIGURES = ConfigDict(extra="ignore", allow_inf_nan=False)
 
 
@@ -57,6 +60,14 @@ class _Series(BaseModel):
     seats_rollouts: list[float | None]
 
 
+class _Round(BaseModel):
+    model_config = _FIGURES
+
+    seconds: float = Field(gt=0)
+    users_at: list[float] = []
+    """When they came, in seconds since its beginning."""
+
+
 class Cell(BaseModel):
     """One arm at one load."""
 
@@ -67,6 +78,7 @@ class Cell(BaseModel):
     seats: int | None
     again: bool = False
     """Met once more, in turns with another arm: by fewer users, who were there before."""
+    by_round: list[_Round] = []
     rate: float = Field(ge=0)
     seconds: float = Field(gt=0)
     requests: int = Field(ge=0)
@@ -79,10 +91,18 @@ class Cell(BaseModel):
     series: _Series
 
     @model_validator(mode="after")
-    def _has_its_day(self) -> "Cell":
-        if self.load == "day" and self.requests and not self.series.users_s:
-            raise ValueError("series.users_s is empty, and a day has users at other rates by the hour")
+    def _has_its_users(self) -> "Cell":
+        if self.requests and not any(one.users_at for one in self.by_round):
+            raise ValueError(
+                "by_round.users_at is empty: what users feel depends on the crowds in which they come (measure again)"
+            )
         return self
+
+    @property
+    def users_at(self) -> list[float]:
+        """When each came, its rounds one after the other."""
+        ends = accumulate((one.seconds for one in self.by_round), initial=0.0)
+        return sorted(begin + at for begin, one in zip(ends, self.by_round, strict=False) for at in one.users_at)
 
     @property
     def rollouts(self) -> float:
@@ -118,8 +138,11 @@ class _Plan(BaseModel):
 
     @property
     def settled_s(self) -> float:
-        """Before a simulated cell's time counts: its guard begins anew, as that of the run's first round did."""
-        return max(self.warm_s, self.first_warm_s)
+        """Before a simulated cell's time counts: its guard begins anew, as that of the run's first round did. By whole
+        times between two pushes longer than the warm-up of a round, so that they come when they came there."""
+        warm_s = self.warm_s + _LEAD_S
+        more = math.ceil(max(0.0, self.first_warm_s - warm_s) / self.push_every_s)
+        return warm_s + more * self.push_every_s
 
 
 class _Targets(BaseModel):
@@ -159,17 +182,20 @@ class Predicted:
     tpot_s: Percentiles
 
 
-def predict(bench: Bench, cell: Cell, model: EngineModel, *, seconds: float, seeds: int = 1) -> Predicted:
-    """The cell simulated for at most `seconds`, the mean of so many runs of the engine before the same users."""
+def predict(
+    bench: Bench, cell: Cell, model: EngineModel, *, seconds: float, seeds: int = 1, first: int = 0
+) -> Predicted:
+    """The cell simulated for at most `seconds`, the mean of so many runs, of which `first` is the number of the first:
+    each is another machine before other users."""
     stories = [
         play(
             replace(scene_of(bench, cell, model), seed=bench.plan.seed + 1000 * number),
-            _users(bench, cell),
+            _users(bench, cell, bench.plan.seed + 1000 * number),
             seconds=min(seconds, cell.seconds),
             span_s=min(seconds, cell.seconds) / _PARTS,
             warm_s=bench.plan.settled_s,
         )
-        for number in range(seeds)
+        for number in range(first, first + seeds)
     ]
     shares = [story.parts.attainment for story in stories]
     waits = [second for story in stories for second in story.ttft_s]
@@ -219,18 +245,9 @@ def _arm(cell: Cell) -> tuple[dict[str, Any], bool]:
             return {"user_reserve": 0}, False
 
 
-def _users(bench: Bench, cell: Cell) -> Iterator[Arrival]:
-    """Those of the warm-up come at the rate of the first to be measured."""
-    seed, warm_s = bench.plan.seed, bench.plan.settled_s
-    until = warm_s + cell.seconds
-    prompt, tokens = bench.plan.user_prompt, bench.plan.user_tokens
-    if not cell.requests:
-        return iter(())
-    if cell.load != "day":
-        return constant(cell.rate, seconds=until, prompt=prompt, tokens=tokens, seed=seed)
-    step_s = cell.seconds / len(cell.series.users_s)
-    points = [
-        RatePoint(warm_s + number * step_s, rate, prompt, tokens) for number, rate in enumerate(cell.series.users_s)
-    ]
-    warm = replace(points[0], time=0.0)
-    return arrivals([warm, *points], seconds=until, seed=seed)
+def _users(bench: Bench, cell: Cell, seed: int) -> Iterator[Arrival]:
+    """Those of the run, who are the same for every engine; before them some at the rate of the first to be measured."""
+    plan, warm_s = bench.plan, bench.plan.settled_s
+    first = cell.series.users_s[0] if cell.load == "day" else cell.rate
+    yield from constant(first, seconds=warm_s, prompt=plan.user_prompt, tokens=plan.user_tokens, seed=seed)
+    yield from (Arrival(warm_s + at, plan.user_prompt, plan.user_tokens) for at in cell.users_at)

@@ -10,20 +10,27 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
+from typing import Any
 
 from deploy.simulation.bench import Bench, Cell, Percentiles, Predicted, predict
 from deploy.simulation.engine_model import EngineModel
 from deploy.simulation.tails import Tails, spread, with_tails
 from rollout.errors import ConfigError
 
-_ROUNDS = (0.1, 0.15, 0.25, 0.5)
-"""Shares of the time: the last round has the last word, and its chance is that of the answer."""
-_SECONDS = 540.0
-"""Of each cell, in all rounds."""
+_ROUNDS = 12
+"""Each of another machine and other users."""
+_SECONDS = 160.0
+"""Of each cell in each round, and at least all of it: its slowest users came in one crowd."""
 _ALIKE = 1.25
 """Batches whose sizes are not farther apart share a point."""
 _MOST_MISSED = 1.0
 """Logarithm by which one round moves a point at most."""
+_GAIN, _STEADY_ROUNDS = 0.4, 5
+"""Of what is missed, that each of so many rounds makes up for, and later ones less and less, so that they find the mean
+of all (Robbins and Monro, "A stochastic approximation method", 1951). To make up for all of it goes too far: near its
+capacity an engine whose steps are longer by a tenth has users who feel them twice as long, since more are there."""
+_LEAST_PART, _MOST_PART = 0.1, 8.0
+"""Of a rollout, that a user counts as."""
 _STEADY = ("users", "constant")
 """Arms of which the batch has no other spread than that of users who come and go: a guard's seats have their own."""
 _LONGER = 2.0
@@ -45,18 +52,19 @@ class _Repeated:
 def calibrate(
     bench: Bench, *, at: str, progress: Callable[[str, float], None], seconds: float = _SECONDS
 ) -> EngineModel:
-    """By the cells of load `at` and those without users, of which so many `seconds` each are simulated. Raises
-    ConfigError where there are none."""
-    once = [cell for cell in bench.cells.values() if not cell.again]
-    cells = [cell for cell in once if cell.load == at or cell.arm == "rollouts"]
+    """By the cells of load `at`, those that were measured once more among them, and those without users; so many
+    `seconds` of each are simulated in a round. Raises ConfigError where there are none."""
+    cells = [cell for cell in bench.cells.values() if cell.load == at or cell.arm == "rollouts"]
     if not any(cell.load == at for cell in cells):
         known = sorted({cell.load for cell in bench.cells.values() if cell.load})
         raise ConfigError(f"--load {at}: not in the run, whose loads are {', '.join(known) or 'none'}")
     model = _first(bench, cells)
-    for turn, share in enumerate(_ROUNDS, start=1):
-        repeated = [_repeated(bench, cell, model, share * seconds) for cell in cells]
-        model = with_tails(_with_crowded_door(_with_steps(model, repeated), repeated), _tails(repeated))
-        progress("calibrating", sum(_ROUNDS[:turn]))
+    for turn in range(_ROUNDS):
+        repeated = [_repeated(bench, cell, model, seconds, turn=turn) for cell in cells]
+        gain = _GAIN * min(1.0, _STEADY_ROUNDS / (turn + 1))
+        model = _with_user_part(_with_steps(model, repeated, gain), repeated, gain)
+        model = with_tails(_with_crowded_door(model, repeated, gain), _tails(repeated), gain)
+        progress("calibrating", (turn + 1) / _ROUNDS)
     return model
 
 
@@ -98,7 +106,9 @@ def _mean(values: Iterable[float | None]) -> float:
 
 def _points(bench: Bench, cells: Sequence[Cell], alone_s: float) -> list[tuple[int, float]]:
     """(sequences, seconds from token to token) of one sequence and of each cell, those of like size together."""
-    sizes = ((cell.batch(bench.plan.user_tokens), _measured(cell)) for cell in cells)
+    batches = [(cell, cell.batch(bench.plan.user_tokens)) for cell in cells]
+    known = [pair for pair in batches if _tells_steps(*pair)] or batches
+    sizes = ((batch, _measured(cell)) for cell, batch in known)
     found = sorted((size, pace) for size, pace in sizes if size > _ALIKE and pace)
     points: list[tuple[int, float]] = [(1, alone_s)]
     for batch, pace in found:
@@ -110,6 +120,12 @@ def _points(bench: Bench, cells: Sequence[Cell], alone_s: float) -> list[tuple[i
     return points
 
 
+def _tells_steps(cell: Cell, batch: float) -> bool:
+    """Of rollouts: most of the batch are some, and users have seats. Without a guard they come to wait for those, in
+    crowds that take them from rollouts all at once, and no batch is what it is on average."""
+    return 2 * cell.rollouts >= batch > 0 and cell.arm != "unguarded"
+
+
 def _measured(cell: Cell) -> float | None:
     """Seconds from one token to the next of a sequence, users' or rollouts'."""
     if cell.requests:
@@ -117,9 +133,10 @@ def _measured(cell: Cell) -> float | None:
     return cell.rollouts / cell.harvested_tokens_s if cell.harvested_tokens_s else None
 
 
-def _repeated(bench: Bench, cell: Cell, model: EngineModel, seconds: float) -> _Repeated:
+def _repeated(bench: Bench, cell: Cell, model: EngineModel, seconds: float, *, turn: int) -> _Repeated:
     seeds = max(1, round(seconds / cell.seconds))
-    shares = [(weight, predict(bench, held, model, seconds=seconds, seeds=seeds)) for weight, held in _held(cell)]
+    how: dict[str, Any] = {"seconds": cell.seconds, "seeds": seeds, "first": turn * seeds}
+    shares = [(weight, predict(bench, held, model, **how)) for weight, held in _held(cell)]
 
     def mean(figure: Callable[[Predicted], float | None]) -> float:
         return sum(weight * (figure(predicted) or 0.0) for weight, predicted in shares)
@@ -147,15 +164,29 @@ def _held(cell: Cell) -> list[tuple[float, Cell]]:
     ]
 
 
-def _with_steps(model: EngineModel, repeated: Sequence[_Repeated]) -> EngineModel:
+def _with_steps(model: EngineModel, repeated: Sequence[_Repeated], gain: float) -> EngineModel:
     """Steps longer or shorter where the simulated cells were too fast or too slow; that of one sequence is known."""
-    misses = [(one.batch, miss) for one in repeated if (miss := _miss(one)) is not None]
+    known = [one for one in repeated if _tells_steps(one.cell, one.batch)] or repeated
+    misses = [(one.batch, miss) for one in known if (miss := _miss(one)) is not None]
     first, *others = model.decode_s
     steps = [first]
     for size, step_s in others:
         near = [miss for batch, miss in misses if 1 / _ALIKE <= batch / size <= _ALIKE]
-        steps.append((size, step_s * math.exp(sum(near) / len(near)) if near else step_s))
+        steps.append((size, step_s * math.exp(gain * sum(near) / len(near)) if near else step_s))
     return model.model_copy(update={"decode_s": _rising(steps)})
+
+
+def _with_user_part(model: EngineModel, repeated: Sequence[_Repeated], gain: float) -> EngineModel:
+    """What a user counts as, so that users alone are as slow as they were; as it is where no cell has them alone, or
+    none has rollouts to count by."""
+    alone = [one for one in repeated if one.cell.requests and not one.cell.rollouts]
+    misses = [miss for one in alone if (miss := _miss(one)) is not None]
+    if not misses or len(alone) == len(repeated):
+        return model
+    users = sum(one.users for one in alone) / len(alone)
+    wanted_s = model.step_s(0, users) * math.exp(gain * sum(misses) / len(misses))
+    part = model.batch_of(wanted_s) / max(1.0, users)
+    return model.model_copy(update={"user_part": max(_LEAST_PART, min(_MOST_PART, part))})
 
 
 def _miss(one: _Repeated) -> float | None:
@@ -168,7 +199,7 @@ def _miss(one: _Repeated) -> float | None:
     return max(-_MOST_MISSED, min(_MOST_MISSED, sum(found) / len(found))) if found else None
 
 
-def _with_crowded_door(model: EngineModel, repeated: Sequence[_Repeated]) -> EngineModel:
+def _with_crowded_door(model: EngineModel, repeated: Sequence[_Repeated], gain: float) -> EngineModel:
     """The way to the engine longer by as much for each user there as fits best (least squares) what is missing of
     users' median wait. Users come by themselves, so that it moves their first tokens and little else."""
     products, squares = 0.0, 0.0
@@ -176,7 +207,7 @@ def _with_crowded_door(model: EngineModel, repeated: Sequence[_Repeated]) -> Eng
         if one.cell.ttft_s.p50 is not None:
             products += one.users * (one.cell.ttft_s.p50 - (one.ttft_s.p50 or 0.0))
             squares += one.users**2
-    more_s = products / squares if squares else 0.0
+    more_s = gain * products / squares if squares else 0.0
     return model.model_copy(update={"door_user_s": max(0.0, model.door_user_s + more_s)})
 
 

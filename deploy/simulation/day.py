@@ -89,7 +89,7 @@ class Day:
         tokens_s = running * response.at(response.harvest_L, each)
         if seats < wanted:  # a smaller batch steps faster, so tokens sink less than seats
             step_s = self._scene.model.step_s
-            tokens_s *= min(1.0, seats / wanted * step_s(held + wanted) / step_s(held + seats))
+            tokens_s *= min(1.0, seats / wanted * step_s(wanted, held) / step_s(seats, held))
         tokens_s = min(tokens_s, self.learner.most(TICK_S) / TICK_S)
         return Moment(rate, running, came_s - rate, held, wanted, seats, tokens_s)
 

@@ -77,9 +77,11 @@ class Engine:
         alone = self._turns.next(awaited=any(sequence.user and sequence.fresh for sequence in self.running))
         working = [sequence for sequence in self.running if sequence.user or not alone]
         prefill = self._prefill(working)
-        decoding = sum(1 for sequence in working if not sequence.fresh)
+        users, rollouts = (
+            sum(1 for sequence in working if not sequence.fresh and sequence.user is user) for user in (True, False)
+        )
         slowness *= self._beside_adapters if any(not sequence.user for sequence in working) else 1.0
-        seconds = self._model.step_s(decoding, sum(prefill.values())) * self._drift(now) * slowness
+        seconds = self._model.step_s(rollouts, users, prefill=sum(prefill.values())) * self._drift(now) * slowness
         self._step = _Step(now + seconds, now, prefill, alone)
 
     def end(self) -> Iterator[tuple[Sequence, float]]:

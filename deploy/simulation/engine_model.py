@@ -64,7 +64,9 @@ class EngineModel(Settings):
         (32, 0.044),
         (64, 0.093),
     )
-    """(sequences, seconds of a step that gives each a token); straight lines between, and on beyond the last."""
+    """(rollouts, seconds of a step that gives each a token); straight lines between, and on beyond the last."""
+    user_part: float = Field(default=1.0, gt=0, le=8)
+    """Of a rollout, that a user counts as in a step: a sequence takes longer the more tokens it has already."""
     prefill_token_s: float = Field(default=0.0004, ge=0)
     """Seconds that each prompt token adds to its step."""
     batched_tokens: int = Field(default=2048, ge=16)
@@ -127,14 +129,32 @@ class EngineModel(Settings):
         """Most of one step, where the settings say `given`."""
         return given or self.batched_tokens
 
-    def step_s(self, decoding: float, prefill: float = 0.0) -> float:
-        """Seconds of a step that gives `decoding` sequences a token and computes `prefill` tokens of prompts.
+    def step_s(self, rollouts: float, users: float = 0.0, *, prefill: float = 0.0) -> float:
+        """Seconds of a step that gives so many sequences a token and computes `prefill` tokens of prompts.
 
-        >>> model = EngineModel(decode_s=((1, 0.02), (11, 0.04)), prefill_token_s=0.001)
-        >>> [round(model.step_s(*batch), 6) for batch in ((0, 10), (1, 0), (6, 0), (21, 5))]
-        [0.03, 0.02, 0.03, 0.065]
+        >>> model = EngineModel(decode_s=((1, 0.02), (11, 0.04)), user_part=0.5, prefill_token_s=0.001)
+        >>> [round(model.step_s(*batch), 6) for batch in ((1,), (6,), (0, 1), (0, 12), (2, 8))]
+        [0.02, 0.03, 0.02, 0.03, 0.03]
+        >>> round(model.step_s(21, prefill=5), 6)
+        0.065
         """
-        return self._decode_s(max(1.0, decoding)) + self.prefill_token_s * prefill
+        return self._decode_s(max(1.0, rollouts + self.user_part * users)) + self.prefill_token_s * prefill
+
+    def batch_of(self, seconds: float) -> float:
+        """Rollouts whose step takes so long, at least one: the other way round; as few as there can be.
+
+        >>> model = EngineModel(decode_s=((1, 0.02), (11, 0.04), (21, 0.04)))
+        >>> [round(model.batch_of(seconds), 6) for seconds in (0.01, 0.03, 0.04)]
+        [1.0, 6.0, 11.0]
+        """
+        found = 1.0
+        for (few, short), (many, long) in pairwise(self.decode_s):
+            if seconds <= short or long == short:
+                break
+            found = few + (many - few) * (seconds - short) / (long - short)
+            if seconds <= long:
+                break
+        return found
 
     def _decode_s(self, batch: float) -> float:
         points = self.decode_s
@@ -146,9 +166,10 @@ class EngineModel(Settings):
 
     def idle_speed(self, seats: int) -> IdleSpeed:
         """What a replica would measure of it at its start."""
-        first, token = self.step_s(1, _PROBE_PROMPT), self.step_s(1)
+        first, token = self.step_s(1, prefill=_PROBE_PROMPT), self.step_s(1)
         alone_s = first + (_PROBE_TOKENS - 1) * token
-        together_s = self.step_s(1, seats * _PROBE_PROMPT) + (_PROBE_TOKENS - 1) * self.step_s(seats)
+        # as short as a user's
+        together_s = self.step_s(1, prefill=seats * _PROBE_PROMPT) + (_PROBE_TOKENS - 1) * self.step_s(0, seats)
         capacity = min(float(seats), max(1.0, seats * alone_s / together_s))
         return IdleSpeed(first, token, capacity, self.prefill_token_s)
 

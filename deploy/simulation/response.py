@@ -15,7 +15,7 @@ import numpy.typing as npt
 from deploy.simulation.live import Story, constant, play
 from deploy.simulation.parts import Array, Parts
 from deploy.simulation.scene import Scene
-from deploy.simulation.stay import longest_s
+from deploy.simulation.stay import full_s, longest_s
 from rollout.board import ReplicaRole
 from rollout.errors import ConfigError
 from services.config import AutoscalingConfig, FleetOptions
@@ -163,8 +163,7 @@ def served_s(scene: Scene, prompt: float, tokens: float) -> float:
 def seconds_at(alone: Scene, rate: float, *, least: float = 0.0) -> float:
     """At least `least` where users come. Whole multiples of the time between two pushes, as long as that is no longer
     than the longest."""
-    full_s = alone.model.step_s(alone.options.engine.max_num_seqs)
-    shortest = min(_SECONDS, max(_SHORTEST_S, _STEPS * full_s))
+    shortest = min(_SECONDS, max(_SHORTEST_S, _STEPS * full_s(alone)))
     seconds = max(least, min(_MOST_SECONDS, max(shortest, _FEWEST_USERS / rate))) if rate else shortest
     every_s = alone.push_every_s
     return seconds if every_s is None or every_s > _MOST_SECONDS else every_s * math.ceil(seconds / every_s)

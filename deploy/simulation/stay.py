@@ -11,11 +11,17 @@ def held_by_users(scene: Scene, rate: float, prompt: float, tokens: float) -> fl
     model, seats = scene.model, float(scene.options.engine.max_num_seqs)
     held = 0.0
     for _ in range(_ROUNDS):
-        step_s = model.step_s(held) + model.prefill_token_s * prompt * rate * model.step_s(held)
+        step_s = model.step_s(0, held) * (1 + model.prefill_token_s * prompt * rate)
         held = min(seats, rate * (prompt * model.prefill_token_s + tokens * step_s))
     return held
 
 
 def longest_s(scene: Scene, prompt: float, tokens: float) -> float:
     """Seconds that an answer takes whose steps are full, from the first prompt token to the last one."""
-    return scene.model.prefill_token_s * prompt + tokens * scene.model.step_s(scene.options.engine.max_num_seqs)
+    return scene.model.prefill_token_s * prompt + tokens * full_s(scene)
+
+
+def full_s(scene: Scene) -> float:
+    """Seconds of a step with all seats taken, by whoever takes longer."""
+    seats = scene.options.engine.max_num_seqs
+    return max(scene.model.step_s(seats), scene.model.step_s(0, seats))

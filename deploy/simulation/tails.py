@@ -14,9 +14,6 @@ from deploy.simulation.engine_model import EngineModel
 Z95 = 1.645
 _MOST = 1.0
 """Of a spread, and of the part of one that each user adds."""
-_LEAST_TIMES, _MOST_TIMES = 0.5, 1.25
-"""Of the part that there is already, after one round: who is slowest came beside many others, so that a part that is
-wrong makes more of a difference than the mean of users says, and each step back or on goes too far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +28,11 @@ class Tails:
     simulated_tpot_s: Percentiles
 
 
-def with_tails(model: EngineModel, cells: Sequence[Tails]) -> EngineModel:
-    """Spreads with which the simulated 95th percentiles come nearer to the measured ones; as they are without cells."""
-    return model.model_copy(
-        update={"drift": _drift(model.drift, cells), "door_user_spread": _door_user_spread(model, cells)}
-    )
+def with_tails(model: EngineModel, cells: Sequence[Tails], gain: float = 1.0) -> EngineModel:
+    """Spreads with which the simulated 95th percentiles come nearer to the measured ones, by `gain` of what is missing;
+    as they are without cells."""
+    found = {"drift": _drift(model.drift, cells, gain), "door_user_spread": _door_user_spread(model, cells, gain)}
+    return model.model_copy(update=found)
 
 
 def spread(slowest: float, typical: float) -> float:
@@ -47,17 +44,17 @@ def spread(slowest: float, typical: float) -> float:
     return min(_MOST, max(0.0, math.log(slowest / typical)) / Z95)
 
 
-def _drift(before: float, cells: Sequence[Tails]) -> float:
+def _drift(before: float, cells: Sequence[Tails], gain: float) -> float:
     found = [
         _log_gap(measured) ** 2 - _log_gap(simulated) ** 2
         for measured, simulated in ((cell.tpot_s, cell.simulated_tpot_s) for cell in cells)
         if _known(measured) and _known(simulated)
     ]
-    missing = sum(found) / len(found) / Z95**2 if found else 0.0
+    missing = gain * sum(found) / len(found) / Z95**2 if found else 0.0
     return math.sqrt(min(_MOST, max(0.0, before**2 + missing)))
 
 
-def _door_user_spread(model: EngineModel, cells: Sequence[Tails]) -> float:
+def _door_user_spread(model: EngineModel, cells: Sequence[Tails], gain: float) -> float:
     """By least squares, beside what the way of idle users has."""
     products = squares = 0.0
     for cell in cells:
@@ -67,8 +64,8 @@ def _door_user_spread(model: EngineModel, cells: Sequence[Tails]) -> float:
         squares += cell.users**2
     if not squares:
         return model.door_user_spread
-    found, before = max(0.0, products / squares), model.door_user_spread
-    return min(_MOST, max(_LEAST_TIMES * before, min(_MOST_TIMES * before, found) if before else found))
+    before = model.door_user_spread
+    return min(_MOST, max(0.0, before + gain * (products / squares - before)))
 
 
 def _door_spread(model: EngineModel, cell: Tails) -> float:

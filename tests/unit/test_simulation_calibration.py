@@ -39,7 +39,7 @@ def content() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def found(content: dict[str, Any]) -> EngineModel:
-    return calibrate(Bench.model_validate(content), at="50", progress=silent, seconds=180.0)
+    return calibrate(Bench.model_validate(content), at="50", progress=silent, seconds=60.0)
 
 
 def test_the_engine_is_found_again(found: EngineModel) -> None:
@@ -50,8 +50,33 @@ def test_the_engine_is_found_again(found: EngineModel) -> None:
     assert found.door_user_s == pytest.approx(TRUTH.door_user_s, rel=0.4)
 
 
+def test_users_whose_sequences_take_less_of_a_step_than_rollouts_are_found_again() -> None:
+    light = TRUTH.model_copy(update={"user_part": 0.4})
+    measured = figures(light, arms=("rollouts", "users", "constant"), loads=("50",), seconds=60.0)
+    model = calibrate(Bench.model_validate(measured), at="50", progress=silent, seconds=60.0)
+    assert model.user_part == pytest.approx(light.user_part, rel=0.3)
+    for batch in ((0, 4), (0, 8), (16, 4)):
+        assert model.step_s(*batch) == pytest.approx(light.step_s(*batch), rel=0.1)
+
+
+def test_simulated_users_and_pushes_come_when_those_of_the_run_came() -> None:
+    plan = {"seats": 8, "seed": 1, "push_every_s": 20.0, "warm_s": 12.0}
+    cell = {"arm": "users", "load": "50", "seats": None, "rate": 2.0, "seconds": 70.0, "requests": 3}
+    cell |= {"harvested_tokens_s": 0.0, "pushes": {"pause_s": {}}}
+    cell["series"] = {"seconds": [], "users_s": [], "seats_rollouts": []}
+    cell["by_round"] = [{"seconds": 40.0, "users_at": [1.0, 39.0]}, {"seconds": 30.0, "users_at": [0.5]}]
+    idle = {"ttft_s": {}, "tpot_s": {}, "prefill_token_s": 0.0}
+    content = {"slo": {"ttft_s": 1, "tpot_s": 1}, "idle": idle, "cells": {"users@50": cell}}
+    settled = []
+    for first_warm_s in (0.0, 13.0, 40.0):
+        bench = Bench.model_validate({**content, "plan": {**plan, "first_warm_s": first_warm_s}})
+        settled.append(bench.plan.settled_s)
+        assert bench.cells["users@50"].users_at == [1.0, 39.0, 40.5]
+    assert settled == [13.0, 13.0, 53.0], "the first push comes 7 s after a round's beginning, in each of them"
+
+
 def test_the_slowest_users_of_the_load_are_found_again() -> None:
-    measured = Bench.model_validate(figures(WITH_TAILS, arms=("users", "constant"), loads=("50",), seconds=400.0))
+    measured = Bench.model_validate(figures(WITH_TAILS, arms=("users", "constant"), loads=("50",), seconds=240.0))
     model = calibrate(measured, at="50", progress=silent)
     assert model.drift == pytest.approx(WITH_TAILS.drift, rel=0.3)
     assert model.door_user_spread == pytest.approx(WITH_TAILS.door_user_spread, rel=0.4)
@@ -97,7 +122,8 @@ def test_another_load_is_foretold(content: dict[str, Any], found: EngineModel) -
     line = next(row for row in validation_table(compared).splitlines() if "| guard@80 |" in row)
     assert guard.ttft_p95_s is not None
     assert f"| {1000 * guard.ttft_p95_s:.0f} |" in line
-    assert guard.tpot_p95_predicted_s == pytest.approx(guard.tpot_p95_s, rel=0.1)
+    truly = compare(Bench.model_validate(content), TRUTH, at="50", progress=silent)[1]
+    assert guard.tpot_p95_predicted_s == pytest.approx(truly.tpot_p95_predicted_s, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +187,7 @@ def test_an_engine_file_is_read_and_a_wrong_one_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\(8, 0.01\) after \(1, 0.02\)"):
         read_engine(path)
     path.write_text('{"batch_tokens": 512}')
-    with pytest.raises(ConfigError, match=r"batch_tokens: unknown key; known here: decode_s, prefill_token_s"):
+    with pytest.raises(ConfigError, match=r"batch_tokens: unknown key; known here: decode_s, user_part, prefill_"):
         read_engine(path)
     path.write_text('{"decode_s": [[1]]}')
     with pytest.raises(ConfigError, match=r"engine.json: decode_s.0.1: missing$"):
@@ -180,14 +206,13 @@ def test_an_engine_file_is_read_and_a_wrong_one_refused(tmp_path: Path) -> None:
         (("cells", "users@80", "seconds"), 0, "cells.users@80.seconds: 0 is not accepted"),
         (("cells", "users@80", "harvested_tokens_s"), float("nan"), "cells.users@80.harvested_tokens_s: nan"),
         (("cells", "users@80", "pushes"), None, "cells.users@80.pushes"),
-        (("cells", "users@80", "load"), "day", "cells.users@80: series.users_s is empty"),
+        (("cells", "users@80", "by_round"), [], "cells.users@80: by_round.users_at is empty"),
     ],
 )
 def test_figures_that_cannot_be_are_refused_by_name(
     tmp_path: Path, content: dict[str, Any], where: tuple[str, ...], value: object, said: str
 ) -> None:
     changed = json.loads(json.dumps(content))
-    changed["cells"]["users@80"]["series"]["users_s"] = []
     *path, last = where
     section = changed
     for part in path:

@@ -48,9 +48,10 @@ def record(rounds: Sequence[Seen], slo: Slo, rollouts_only: float | None, *, see
 
 
 def _round(seen: Seen) -> dict[str, Any]:
-    """By which rounds of two cells can be compared: `users` are those of `inside`, in its order."""
+    """By which rounds of two cells can be compared, and simulated: `users` are those of `inside`, in its order."""
     return {
         "users": sum(answer.measured for answer in seen.answers),
+        "users_at": [round(answer.scheduled_at - seen.start, 3) for answer in seen.answers if answer.measured],
         "seconds": seen.stop - seen.start,
         "harvested_tokens_s": harvest_rate(seen.beats, seen.start, seen.stop),
     }
