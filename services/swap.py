@@ -21,6 +21,9 @@ _COURTESY_S = 0.5
 """For users' first tokens before generation stands still."""
 _CANARY_COURTESY_S = 0.2
 """For them before each of the canary's sequences: a step that computes one is longer by as much as a first token is."""
+_CROWD_SHARE = 0.25
+"""Of the watchdog's time, for a crowd of users to pass: an engine whose users leave rollouts no seat has no use for
+weights, and near its capacity each moment that they cost is felt by all who come meanwhile."""
 NO_GAP = 1e9
 """Stands for a gap that is not a finite number, or not known."""
 
@@ -50,6 +53,10 @@ class Engine(Protocol):
 
     async def first_tokens(self, *, within_s: float) -> None:
         """Returns when no user waits for a first token, or so many seconds later."""
+        ...
+
+    async def uncrowded(self, *, within_s: float, wanted: Callable[[], bool]) -> None:
+        """Returns when users are no crowd, so many seconds later, or when it is no longer `wanted`."""
         ...
 
     async def put_back(self) -> None:
@@ -168,9 +175,17 @@ class WeightSwap:
         )
 
     async def prepare(self, directory: Path, *, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Without it `load` does all of it in the pause, which is sooner over where nobody generates."""
-        if not self._ahead or self.broken:
+        """Then a crowd of users is left to pass, if it does so before long. Without a second copy `load` does all of it
+        in the pause, which is sooner over where nobody generates."""
+        began = time.monotonic()
+        if self.broken:
             return
+        if self._ahead:
+            await self._prepare(directory, wanted)
+        left_s = _CROWD_SHARE * self._watchdog_s - (time.monotonic() - began)
+        await self._engine.uncrowded(within_s=left_s, wanted=wanted)
+
+    async def _prepare(self, directory: Path, wanted: Callable[[], bool]) -> None:
         self.preparing = True
         try:
             await self._engine.prepare(

@@ -34,7 +34,7 @@ USER_ADAPTER = 1
 _CUT_AGAIN_S = 0.005
 _ASK_S = 0.1
 """Between two questions to the workers, each of which is heard between two of their steps."""
-_REST_SHARE = 0.1
+_REST_SHARE = 0.25
 """Of the time in which weights are to be prepared, for rests beside users."""
 _LOOK_S = 0.005
 
@@ -183,14 +183,9 @@ class VllmEngine:
         in the engine as it begins, and while it is crowded."""
         held = self.crowded()
         rest_s = _REST_SHARE * within_s if held or self.users() else 0.0
-        arguments = {
-            "directory": str(directory),
-            "refresh_tied_head": refresh_tied_head,
-            "rest_s": rest_s,
-            "held": held,
-        }
+        how = {"refresh_tied_head": refresh_tied_head, "rest_s": rest_s, "held": held}
         self._prepared, until, over = directory, time.monotonic() + within_s, False
-        await self._client.collective_rpc("prepare_weights", kwargs=arguments)
+        await self._client.collective_rpc("prepare_weights", kwargs={"directory": str(directory), **how})
         while not over:
             if not wanted() or time.monotonic() > until:
                 self._prepared = None
@@ -207,6 +202,12 @@ class VllmEngine:
         until = time.monotonic() + within_s
         while any(user.first is None for user in self.users().values()) and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)
+
+    async def uncrowded(self, *, within_s: float, wanted: Callable[[], bool]) -> None:
+        """Returns when users are no crowd, so many seconds later, or when it is no longer `wanted`."""
+        until = time.monotonic() + within_s
+        while self.crowded() and wanted() and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(_ASK_S)
 
     async def put_back(self) -> None:
         """Have no second model; the first one is in use again, with whatever weights it has."""

@@ -36,6 +36,8 @@ class Engine:
 
     async def first_tokens(self, *, within_s: float) -> None: ...
 
+    async def uncrowded(self, *, within_s: float, wanted: Callable[[], bool]) -> None: ...
+
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None:
         self.loads += 1
 

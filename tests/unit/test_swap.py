@@ -29,6 +29,8 @@ class Engine:
 
     async def first_tokens(self, *, within_s: float) -> None: ...
 
+    async def uncrowded(self, *, within_s: float, wanted: Callable[[], bool]) -> None: ...
+
     async def reload(self, directory: Path, *, refresh_tied_head: bool = True) -> None: ...
 
     async def set_version(self, version: int) -> None: ...
@@ -194,6 +196,26 @@ async def test_a_canary_longer_than_the_context_is_compared_as_far_as_the_contex
 async def test_an_expectation_of_the_wrong_length_is_no_match_where_nothing_is_cut() -> None:
     assert await WeightSwap(Engine(), watchdog_s=5).gap(Canary(((1, 2, 3),), ((-1.0,),))) == NO_GAP
     assert mean_gap([[-1.0]], [[-1.0, -1.0]]) == NO_GAP
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+async def test_weights_wait_for_a_crowd_to_pass_for_a_quarter_of_the_time_that_they_may_take(ahead: bool) -> None:
+    waits = []
+
+    class Crowded(Engine):
+        async def prepare(
+            self, directory: Path, *, refresh_tied_head: bool = True, within_s: float, wanted: Callable[[], bool]
+        ) -> None:
+            await asyncio.sleep(0.05)
+
+        async def uncrowded(self, *, within_s: float, wanted: Callable[[], bool]) -> None:
+            assert wanted()
+            waits.append(within_s)
+
+    await WeightSwap(Crowded(), watchdog_s=40, ahead=ahead).prepare(Path("weights"))
+    (wait,) = waits
+    assert wait <= 10.0 - 0.05 * ahead
+    assert wait == pytest.approx(10.0, abs=1.0)
 
 
 async def test_generation_stands_still_when_users_who_wait_have_their_first_tokens() -> None:

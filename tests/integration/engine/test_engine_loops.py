@@ -297,6 +297,23 @@ async def test_a_preparation_waits_while_users_are_a_crowd_and_not_for_ever(
     assert await logprob_error(rig, rig.model) < 1e-3
 
 
+async def test_a_crowd_is_waited_for_while_weights_are_wanted_and_not_for_ever(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowd, started = [True], time.monotonic()
+    monkeypatch.setattr(rig.engine, "crowded", lambda: bool(crowd))
+    await rig.engine.uncrowded(within_s=0.3, wanted=lambda: True)
+    assert time.monotonic() - started >= 0.3
+    started = time.monotonic()
+    await rig.engine.uncrowded(within_s=30, wanted=lambda: False)
+    waiting = asyncio.create_task(rig.engine.uncrowded(within_s=30, wanted=lambda: True))
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    crowd.clear()
+    await waiting
+    assert time.monotonic() - started < 2
+
+
 async def test_first_tokens_of_users_are_waited_for_and_not_for_ever(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = {"a": RequestTimes(0.0, None, None, 0)}
     monkeypatch.setattr(rig.engine, "users", lambda: waiting)
