@@ -29,10 +29,9 @@ class Chunk:
         """Unique within a group."""
         return f"{self.index}:{self.origin}:{self.start}:{self.start + tokens(self.part)}"
 
-    @property
-    def versions(self) -> frozenset[int]:
-        """That its tokens are of."""
-        return frozenset(span.version for span in self.part.version_spans)
+    def since(self, version: int) -> int:
+        """Its tokens from the first one of that version on."""
+        return tokens(self.part) - tokens(before_version(self.part, version))
 
     @classmethod
     def named(cls, name: str, part: Partial) -> "Chunk":

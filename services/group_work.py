@@ -107,9 +107,12 @@ class GroupWork:
         return any(run.unsaved >= most for run in self._runs)
 
     def hold_back(self, most: int, version: int) -> None:
-        """Samples with so many unsaved tokens or more, of that version too, leave the engine until they are let on."""
+        """Samples with so many unsaved tokens or more, from the first of that version on, leave the engine until they
+        are let on."""
         for run in self._runs:
-            if run.seated and run.unsaved >= most and (chunk := run.chunk()) is not None and version in chunk.versions:
+            if not run.seated or run.unsaved < most:
+                continue
+            if (chunk := run.chunk()) is not None and chunk.since(version) >= most:
                 run.hold_back()
 
     def let_on(self, most: int | None) -> None:

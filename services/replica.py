@@ -327,7 +327,7 @@ class Replica:
             slo=self._config.slo,
             engine=self._engine,
             still_until=lambda: self._swap.still_until,
-            arriving=lambda: self.reconciler.coming is not None,
+            arriving=lambda: self.reconciler.coming is not None and not self._swap.waiting,
         )
 
     def _role_loop(self, swap: WeightSwap) -> RoleLoop:

@@ -103,7 +103,7 @@ class RolloutAdapters:
         self.broken = ""
         self.unscored: Unscored | None = None
         """Why the engine did not answer the last canary; None when it did."""
-        self.preparing = False
+        self.preparing = self.waiting = False
         self.still_until = 0.0
         """When the last load ended, monotonic; infinite while the engine may stand still for one."""
 

@@ -21,9 +21,9 @@ _COURTESY_S = 0.5
 """For users' first tokens before generation stands still."""
 _CANARY_COURTESY_S = 0.2
 """For them before each of the canary's sequences: a step that computes one is longer by as much as a first token is."""
-_CROWD_SHARE = 0.25
-"""Of the watchdog's time, for a crowd of users to pass: an engine whose users leave rollouts no seat has no use for
-weights, and near its capacity each moment that they cost is felt by all who come meanwhile."""
+_CROWD_S = 5.0
+"""For a crowd of users to pass: an engine whose users leave rollouts no seat has no use for weights, and near its
+capacity each moment that they cost is felt by all who come meanwhile. Others wait for what this replica has."""
 NO_GAP = 1e9
 """Stands for a gap that is not a finite number, or not known."""
 
@@ -109,6 +109,11 @@ class Weights(Protocol):
         """What can be done of its `load` while generation goes on, for as long as it is `wanted`."""
         ...
 
+    @property
+    def waiting(self) -> bool:
+        """Whether nothing is done for weights that are there, until a crowd of users has passed."""
+        ...
+
     async def load(self, directory: Path, *, version: int, fallback: Path | None = None) -> float:
         """Returns how long generation stood still, in seconds. Raises EngineBroken."""
         ...
@@ -157,6 +162,8 @@ class WeightSwap:
         """Why the engine did not answer the last canary; None when it did."""
         self.preparing = False
         """Whether the engine's steps take longer for weights to come."""
+        self.waiting = False
+        """Whether nothing is done for weights that are there, until a crowd of users has passed."""
         self.still_until = 0.0
         """When the last load ended, monotonic; infinite while generation stands still for one."""
 
@@ -177,13 +184,15 @@ class WeightSwap:
     async def prepare(self, directory: Path, *, wanted: Callable[[], bool] = lambda: True) -> None:
         """Then a crowd of users is left to pass, if it does so before long. Without a second copy `load` does all of it
         in the pause, which is sooner over where nobody generates."""
-        began = time.monotonic()
         if self.broken:
             return
         if self._ahead:
             await self._prepare(directory, wanted)
-        left_s = _CROWD_SHARE * self._watchdog_s - (time.monotonic() - began)
-        await self._engine.uncrowded(within_s=left_s, wanted=wanted)
+        self.waiting = True
+        try:
+            await self._engine.uncrowded(within_s=_CROWD_S, wanted=wanted)
+        finally:
+            self.waiting = False
 
     async def _prepare(self, directory: Path, wanted: Callable[[], bool]) -> None:
         self.preparing = True

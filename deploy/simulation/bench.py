@@ -139,7 +139,8 @@ class _Plan(BaseModel):
     @property
     def settled_s(self) -> float:
         """Before a simulated cell's time counts: its guard begins anew, as that of the run's first round did. By whole
-        times between two pushes longer than the warm-up of a round, so that they come when they came there."""
+        times between two pushes longer than the warm-up of a round, so that they come when they came in the first
+        round, and in those after it as far as rounds last whole such times."""
         warm_s = self.warm_s + _LEAD_S
         more = math.ceil(max(0.0, self.first_warm_s - warm_s) / self.push_every_s)
         return warm_s + more * self.push_every_s
@@ -182,17 +183,15 @@ class Predicted:
     tpot_s: Percentiles
 
 
-def predict(
-    bench: Bench, cell: Cell, model: EngineModel, *, seconds: float, seeds: int = 1, first: int = 0
-) -> Predicted:
-    """The cell simulated for at most `seconds`, the mean of so many runs, of which `first` is the number of the first:
-    each is another machine before other users."""
+def predict(bench: Bench, cell: Cell, model: EngineModel, *, seeds: int = 1, first: int = 0) -> Predicted:
+    """The cell simulated, the mean of so many runs, of which `first` is the number of the first: each is of another
+    machine, before the same users."""
     stories = [
         play(
             replace(scene_of(bench, cell, model), seed=bench.plan.seed + 1000 * number),
             _users(bench, cell, bench.plan.seed + 1000 * number),
-            seconds=min(seconds, cell.seconds),
-            span_s=min(seconds, cell.seconds) / _PARTS,
+            seconds=cell.seconds,
+            span_s=cell.seconds / _PARTS,
             warm_s=bench.plan.settled_s,
         )
         for number in range(first, first + seeds)
@@ -248,6 +247,6 @@ def _arm(cell: Cell) -> tuple[dict[str, Any], bool]:
 def _users(bench: Bench, cell: Cell, seed: int) -> Iterator[Arrival]:
     """Those of the run, who are the same for every engine; before them some at the rate of the first to be measured."""
     plan, warm_s = bench.plan, bench.plan.settled_s
-    first = cell.series.users_s[0] if cell.load == "day" else cell.rate
+    first = next(iter(cell.series.users_s), cell.rate) if cell.load == "day" else cell.rate
     yield from constant(first, seconds=warm_s, prompt=plan.user_prompt, tokens=plan.user_tokens, seed=seed)
     yield from (Arrival(warm_s + at, plan.user_prompt, plan.user_tokens) for at in cell.users_at)

@@ -1,6 +1,7 @@
 """An engine's model from a measured run: that with which the simulator repeats what was measured at one load.
 
 idle users -> a step of one sequence, and beyond it and the prompt the way to the engine
+users alone -> what part of a rollout a user counts as in a step
 rollouts alone and the cells of one load -> steps of more, how much longer the way to the engine is then, and how far
                                             the slowest users are from the median one
 """
@@ -10,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
-from typing import Any
 
 from deploy.simulation.bench import Bench, Cell, Percentiles, Predicted, predict
 from deploy.simulation.engine_model import EngineModel
@@ -18,7 +18,7 @@ from deploy.simulation.tails import Tails, spread, with_tails
 from rollout.errors import ConfigError
 
 _ROUNDS = 12
-"""Each of another machine and other users."""
+"""Each of another machine."""
 _SECONDS = 160.0
 """Of each cell in each round, and at least all of it: its slowest users came in one crowd."""
 _ALIKE = 1.25
@@ -134,9 +134,8 @@ def _measured(cell: Cell) -> float | None:
 
 
 def _repeated(bench: Bench, cell: Cell, model: EngineModel, seconds: float, *, turn: int) -> _Repeated:
-    seeds = max(1, round(seconds / cell.seconds))
-    how: dict[str, Any] = {"seconds": cell.seconds, "seeds": seeds, "first": turn * seeds}
-    shares = [(weight, predict(bench, held, model, **how)) for weight, held in _held(cell)]
+    seeds = math.ceil(seconds / cell.seconds)
+    shares = [(weight, predict(bench, held, model, seeds=seeds, first=turn * seeds)) for weight, held in _held(cell)]
 
     def mean(figure: Callable[[Predicted], float | None]) -> float:
         return sum(weight * (figure(predicted) or 0.0) for weight, predicted in shares)
@@ -165,27 +164,36 @@ def _held(cell: Cell) -> list[tuple[float, Cell]]:
 
 
 def _with_steps(model: EngineModel, repeated: Sequence[_Repeated], gain: float) -> EngineModel:
-    """Steps longer or shorter where the simulated cells were too fast or too slow; that of one sequence is known."""
+    """Points at the batches that cells have by what users count as now, those of like size together, and steps there
+    longer or shorter where the simulated cells were too fast or too slow; that of one sequence is known."""
     known = [one for one in repeated if _tells_steps(one.cell, one.batch)] or repeated
-    misses = [(one.batch, miss) for one in known if (miss := _miss(one)) is not None]
-    first, *others = model.decode_s
-    steps = [first]
-    for size, step_s in others:
-        near = [miss for batch, miss in misses if 1 / _ALIKE <= batch / size <= _ALIKE]
-        steps.append((size, step_s * math.exp(gain * sum(near) / len(near)) if near else step_s))
-    return model.model_copy(update={"decode_s": _rising(steps)})
+    batches = ((one.cell.rollouts + model.user_part * one.users, _miss(one)) for one in known)
+    groups: list[list[tuple[float, float]]] = []
+    for batch, miss in sorted((batch, miss) for batch, miss in batches if batch > _ALIKE and miss is not None):
+        if groups and batch <= groups[-1][0][0] * _ALIKE:
+            groups[-1].append((batch, miss))
+        else:
+            groups.append([(batch, miss)])
+    steps = [model.decode_s[0]]
+    for group in groups:
+        size, missed = (sum(column) / len(group) for column in zip(*group, strict=True))
+        size = max(steps[-1][0] + 1, round(size))
+        steps.append((size, model.step_s(size) * math.exp(gain * missed)))
+    return model.model_copy(update={"decode_s": _rising(steps)}) if groups else model
 
 
 def _with_user_part(model: EngineModel, repeated: Sequence[_Repeated], gain: float) -> EngineModel:
     """What a user counts as, so that users alone are as slow as they were; as it is where no cell has them alone, or
     none has rollouts to count by."""
-    alone = [one for one in repeated if one.cell.requests and not one.cell.rollouts]
+    alone = [one for one in repeated if one.cell.arm == "users"]
     misses = [miss for one in alone if (miss := _miss(one)) is not None]
-    if not misses or len(alone) == len(repeated):
+    if not misses or not any(_tells_steps(one.cell, one.batch) for one in repeated):
         return model
-    users = sum(one.users for one in alone) / len(alone)
-    wanted_s = model.step_s(0, users) * math.exp(gain * sum(misses) / len(misses))
-    part = model.batch_of(wanted_s) / max(1.0, users)
+    met = 1.0 + sum(one.users for one in alone) / len(alone)  # in a user's steps: that one and whom it finds there
+    change = math.exp(gain * sum(misses) / len(misses))
+    batch = model.batch_of(model.step_s(0, met) * change)
+    # one sequence takes as long as less than one
+    part = batch / met if batch > 1 else min(model.user_part, 1.0 / met) * change
     return model.model_copy(update={"user_part": max(_LEAST_PART, min(_MOST_PART, part))})
 
 

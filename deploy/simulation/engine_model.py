@@ -143,17 +143,16 @@ class EngineModel(Settings):
     def batch_of(self, seconds: float) -> float:
         """Rollouts whose step takes so long, at least one: the other way round; as few as there can be.
 
-        >>> model = EngineModel(decode_s=((1, 0.02), (11, 0.04), (21, 0.04)))
-        >>> [round(model.batch_of(seconds), 6) for seconds in (0.01, 0.03, 0.04)]
-        [1.0, 6.0, 11.0]
+        >>> model = EngineModel(decode_s=((1, 0.02), (11, 0.04), (21, 0.04), (31, 0.06)))
+        >>> [round(model.batch_of(seconds), 6) for seconds in (0.01, 0.03, 0.04, 0.05, 0.08)]
+        [1.0, 6.0, 11.0, 26.0, 41.0]
         """
         found = 1.0
         for (few, short), (many, long) in pairwise(self.decode_s):
-            if seconds <= short or long == short:
+            if seconds <= short:
                 break
-            found = few + (many - few) * (seconds - short) / (long - short)
-            if seconds <= long:
-                break
+            if long > short:
+                found = few + (many - few) * (seconds - short) / (long - short)
         return found
 
     def _decode_s(self, batch: float) -> float:

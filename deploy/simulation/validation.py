@@ -93,7 +93,7 @@ def _barred(cell: Cell) -> bool:
 
 
 def _compared(bench: Bench, key: str, cell: Cell, model: EngineModel) -> Compared:
-    predicted = predict(bench, cell, model, seconds=cell.seconds, seeds=_SEEDS)
+    predicted = predict(bench, cell, model, seeds=_SEEDS)
     return Compared(
         cell=key,
         barred=_barred(cell),

@@ -135,3 +135,9 @@ def test_what_comes_before_a_version_holds_none_of_it(part: Partial, version: in
     assert ([] if sound is None else versions(sound)) == expected
     if sound is not None:
         assert decode_partial(encode_partial(sound)) == sound
+
+
+def test_what_comes_from_the_first_token_of_a_version_on_is_counted() -> None:
+    spans = (VersionSpan(7, 0, 3), VersionSpan(8, 3, 5), VersionSpan(9, 5, 9))
+    chunk = Chunk(0, 1, 20, Partial((5,) * 9, (-1.0,) * 9, spans))
+    assert [chunk.since(version) for version in (7, 8, 9, 10)] == [9, 6, 4, 0]

@@ -50,13 +50,14 @@ def test_the_engine_is_found_again(found: EngineModel) -> None:
     assert found.door_user_s == pytest.approx(TRUTH.door_user_s, rel=0.4)
 
 
-def test_users_whose_sequences_take_less_of_a_step_than_rollouts_are_found_again() -> None:
-    light = TRUTH.model_copy(update={"user_part": 0.4})
-    measured = figures(light, arms=("rollouts", "users", "constant"), loads=("50",), seconds=60.0)
-    model = calibrate(Bench.model_validate(measured), at="50", progress=silent, seconds=60.0)
-    assert model.user_part == pytest.approx(light.user_part, rel=0.3)
+@pytest.mark.parametrize("part", [0.4, 1.8])
+def test_users_whose_sequences_take_less_or_more_of_a_step_than_rollouts_are_found_again(part: float) -> None:
+    truth = TRUTH.model_copy(update={"user_part": part})
+    measured = figures(truth, arms=("rollouts", "users", "constant"), loads=("80",), seconds=60.0)
+    model = calibrate(Bench.model_validate(measured), at="80", progress=silent, seconds=60.0)
+    assert model.user_part == pytest.approx(part, rel=0.3)
     for batch in ((0, 4), (0, 8), (16, 4)):
-        assert model.step_s(*batch) == pytest.approx(light.step_s(*batch), rel=0.1)
+        assert model.step_s(*batch) == pytest.approx(truth.step_s(*batch), rel=0.1)
 
 
 def test_simulated_users_and_pushes_come_when_those_of_the_run_came() -> None:
@@ -81,7 +82,7 @@ def test_the_slowest_users_of_the_load_are_found_again() -> None:
     assert model.drift == pytest.approx(WITH_TAILS.drift, rel=0.3)
     assert model.door_user_spread == pytest.approx(WITH_TAILS.door_user_spread, rel=0.4)
     for cell in measured.cells.values():
-        found = predict(measured, cell, model, seconds=cell.seconds, seeds=4)
+        found = predict(measured, cell, model, seeds=4)
         for real, foretold in ((cell.ttft_s, found.ttft_s), (cell.tpot_s, found.tpot_s)):
             assert foretold.p95 == pytest.approx(real.p95, rel=0.1)
 

@@ -199,23 +199,24 @@ async def test_an_expectation_of_the_wrong_length_is_no_match_where_nothing_is_c
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-async def test_weights_wait_for_a_crowd_to_pass_for_a_quarter_of_the_time_that_they_may_take(ahead: bool) -> None:
-    waits = []
+async def test_weights_wait_for_a_crowd_to_pass_when_they_are_prepared_and_not_for_long(ahead: bool) -> None:
+    waits, preparing, waiting = [], [], []
 
     class Crowded(Engine):
         async def prepare(
             self, directory: Path, *, refresh_tied_head: bool = True, within_s: float, wanted: Callable[[], bool]
         ) -> None:
-            await asyncio.sleep(0.05)
+            preparing.append((swap.preparing, swap.waiting))
 
         async def uncrowded(self, *, within_s: float, wanted: Callable[[], bool]) -> None:
             assert wanted()
             waits.append(within_s)
+            waiting.append((swap.preparing, swap.waiting))
 
-    await WeightSwap(Crowded(), watchdog_s=40, ahead=ahead).prepare(Path("weights"))
-    (wait,) = waits
-    assert wait <= 10.0 - 0.05 * ahead
-    assert wait == pytest.approx(10.0, abs=1.0)
+    swap = WeightSwap(Crowded(), watchdog_s=600, ahead=ahead)
+    await swap.prepare(Path("weights"))
+    assert (waits, swap.waiting) == ([5.0], False), "others wait for what this replica has, however long it may take"
+    assert (preparing, waiting) == ([(True, False)] * ahead, [(False, True)])
 
 
 async def test_generation_stands_still_when_users_who_wait_have_their_first_tokens() -> None:
