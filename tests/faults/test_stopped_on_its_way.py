@@ -30,7 +30,7 @@ OVERTAKEN = [Milestone.LEASED, Milestone.SALVAGED, Milestone.SCORED]
 async def learned_of_its_leases(log: Path) -> None:
     """Until the process of that log has found out that others have its groups."""
     async with asyncio.timeout(30):
-        while not {"lease_lost", "lease_gone"} & set((await asyncio.to_thread(log.read_text)).split()):
+        while not {"lease_lost", "lease_gone"} & set((await asyncio.to_thread(log.read_text)).split()):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
