@@ -125,8 +125,7 @@ def next_headroom(
     >>> fast, slow = RequestTimes(0.0, 0.5, 2.5, 9), RequestTimes(0.0, 1.5, 3.5, 9)
     >>> [share(before, ended) for ended in [(), (fast,), (slow,), (slow,) * 8, (fast,) * 999]]
     [0.7, 0.7004, 0.6662, 0.6049, 0.9]
-    >>> lowered = after(before, [slow] * 3)
-    >>> after(lowered, [fast] * 99, now=5.0).share == lowered.share
+    >>> after(lowered := after(before, [slow] * 3), [fast] * 99, now=5.0).share == lowered.share
     True
     >>> [round(lowered.share.at(load), 2) for load in (0.0, 1.0, 3.0, 7.0)]
     [0.65, 0.6, 0.65, 0.67]
