@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollout.percentile import percentile
 from tests.bench.coserve.answers import Answer, tokens_between
-from tests.bench.coserve.slo import TARGET, CapacitySearch, Slo, attainment, slo_of
+from tests.bench.coserve.slo import TARGET, CapacitySearch, Slo, attainment, refuted, slo_of
 
 
 def _answer(ttft: float, tpot: float, *, tokens: int = 5, at: float = 100.0, error: str = "") -> Answer:
@@ -131,3 +131,12 @@ def test_a_search_with_users_too_few_to_fill_the_seats_ends_with_an_error() -> N
         ValueError, match=r"95% of users alone.* at 512 a second still.*1\.02e\+03, is above ceiling=1000"
     ):
         to_the_end(CapacitySearch())
+
+
+def test_a_rate_is_refuted_as_soon_as_too_many_missed_for_any_end() -> None:
+    slo = Slo(ttft_s=0.3, tpot_s=0.1)
+    inside, missed = _answer(0.1, 0.05), _answer(0.4, 0.05)
+
+    assert not refuted([missed] * 5, slo, 100)
+    assert not refuted([inside] * 40 + [missed] * 5, slo, 100)
+    assert refuted([inside] * 40 + [missed] * 6, slo, 100)

@@ -26,7 +26,7 @@ from .plan import Plan
 from .pushes import Pusher
 from .rollouts import LIMITS, Feed
 from .seen import Seen
-from .slo import CapacitySearch, Slo, attainment
+from .slo import CapacitySearch, Slo, attainment, refuted
 from .users import Users
 
 _LEAD_S = 1.0
@@ -91,7 +91,8 @@ class Session:
     async def probe(self, search: CapacitySearch, rate: float, slo: Slo, *, number: int) -> tuple[float, Host]:
         """Attainment of users alone at a rate, and what the machine gave to them.
 
-        One that confirms has the rounds of an arm at a load, each of which may be measured again for itself.
+        One that confirms has the rounds of an arm at a load, each of which may be measured again for itself; it ends
+        with the one by which the rate is refuted, whoever comes in the others.
         """
         plan = self._plan
         least, rounds = (plan.probe_users, plan.probe_s), 1
@@ -105,6 +106,8 @@ class Session:
             of_round, host = await self.quiet.measured(come)
             answers += of_round
             hosts.append(host)
+            if refuted(answers, slo, len(users)):
+                break
         return attainment(answers, slo), worst(hosts)
 
     async def _come(self, times: Sequence[float], rate: float, seed: int, name: str) -> list[Answer]:

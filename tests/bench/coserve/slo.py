@@ -45,6 +45,12 @@ def attainment(answers: Sequence[Answer], slo: Slo) -> float:
     return sum(slo.attained(answer) for answer in answers) / len(answers)
 
 
+def refuted(answers: Sequence[Answer], slo: Slo, users: int) -> bool:
+    """Whether fewer than TARGET of `users` will be inside both limits, whatever those feel who have not come yet."""
+    missed = sum(not slo.attained(answer) for answer in answers)
+    return (users - missed) / users < TARGET
+
+
 def first_rate(ttft_s: float, tpot_s: float, tokens: int) -> float:
     """A rate to begin the search with, users a second: twice what an engine does that serves one at a time, of whom
     each takes so long for `tokens`. An engine that steps with several at once does more.
