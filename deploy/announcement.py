@@ -62,6 +62,12 @@ def only_one(state_dir: Path, fleet: str) -> IO[str]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             time.sleep(_LOOK_S)
+        except OSError as error:
+            file.close()
+            raise ConfigError(
+                f"state_dir={state_dir}: files there cannot be locked: {error.strerror}. Choose another "
+                "--state_dir, on a local disk for instance."
+            ) from error
         else:
             return file
     file.close()

@@ -77,7 +77,7 @@ class Cell(BaseModel):
     load: str
     seats: int | None
     again: bool = False
-    """Met once more, in turns with another arm: by fewer users, who were there before."""
+    """In turns with a constant."""
     by_round: list[_Round] = []
     rate: float = Field(ge=0)
     seconds: float = Field(gt=0)

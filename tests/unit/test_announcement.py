@@ -1,8 +1,10 @@
 """What a local fleet tells other commands, and when it is believed."""
 
+import errno
 import fcntl
 import json
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -51,6 +53,15 @@ def test_a_second_fleet_of_the_name_is_refused_with_where_the_first_is(tmp_path:
             only_one(tmp_path, "mine")
         with only_one(tmp_path, "another"):
             assert running_fleet(tmp_path, "mine") == CONTENT
+
+
+def test_a_filesystem_without_locks_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(ConfigError, match=rf"state_dir={re.escape(str(tmp_path))}: files there cannot be locked"):
+        only_one(tmp_path, "mine")
 
 
 def test_who_only_looks_whether_it_runs_does_not_stop_its_start(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.bench.coserve.arms import ARRIVAL, CONSTANT, DAY, GUARD, UNGUARDED, USERS, Cell, duel
-from tests.bench.coserve.compare import comparison, rounds, too_few
+from tests.bench.coserve.compare import comparison, duels, rounds, too_few
 from tests.bench.coserve.verdicts import push_verdicts, verdicts
 from tests.bench.verdicts import Verdict, conclude, missed, rows
 
@@ -23,7 +23,7 @@ def _record(cell: Cell, insides: Sequence[str], harvests: Sequence[float]) -> Re
         "arm": cell.arm,
         "load": cell.load,
         "seats": cell.seats,
-        "again": cell.again or cell.more,
+        "again": cell.again,
         "requests": len(inside),
         "attainment": inside.count("1") / len(inside),
         "inside": inside,
@@ -47,8 +47,8 @@ def _load(load: str = "50", *, guard: Sequence[float] = (100.0, 100.0, 40.0, 40.
     return {**_record(Cell(USERS, load), four, [0.0] * 4), **_record(Cell(GUARD, load), four, guard)}
 
 
-def _constant(seats: int, insides: Sequence[str], harvest: float, load: str = "50", *, more: bool = False) -> Records:
-    return _record(Cell(CONSTANT, load, seats, more=more), insides, [harvest] * len(insides))
+def _constant(seats: int, insides: Sequence[str], harvest: float, load: str = "50") -> Records:
+    return _record(Cell(CONSTANT, load, seats), insides, [harvest] * len(insides))
 
 
 def test_a_constant_is_compared_with_users_and_guard_of_the_rounds_that_it_has() -> None:
@@ -61,15 +61,50 @@ def test_a_constant_is_compared_with_users_and_guard_of_the_rounds_that_it_has()
     assert (best["constants"]["4"]["users_attainment"], best["constants"]["8"]["keeps"]) == (1.0, False)
 
 
-def test_a_constant_that_has_more_rounds_is_judged_by_all_of_them() -> None:
+def test_a_constant_that_took_turns_is_judged_by_all_of_its_rounds() -> None:
     cells = {**_load(), **_constant(8, ["11111", "11110"], 200.0)}
     assert too_few(cells, "50", 8) == 1
-    cells |= _constant(8, ["11111", "11111"], 100.0, more=True)
+    users, guard, constant = duel("50", 8)
+    cells |= _record(users, ["11111", "11110"], [0.0] * 2) | _record(guard, ["11111"] * 2, [40.0] * 2)
+    cells |= _record(constant, ["11111"] * 2, [100.0] * 2)
     assert too_few(cells, "50", 8) == 0  # users alone missed as many in the four rounds
     best = comparison(cells, ("50",))["50"]["oracle"]
     assert (best["seats"], best["constants"]["8"]["rounds"]) == (8, 4)
     assert best["harvested_tokens_s"] == pytest.approx(150.0)
     assert best["guard_share"] == pytest.approx(70 / 150)
+
+
+def test_what_the_guard_costs_is_of_its_own_rounds_and_of_all_in_turns() -> None:
+    cells = {**_load(), **_constant(4, ["11111"] * 2, 100.0), **_constant(8, ["11111"] * 2, 100.0)}
+    for seats, inside in ((8, "11101"), (4, "11110")):
+        users, guard, constant = duel("50", seats)
+        cells |= _record(users, ["11111"] * 2, [0.0] * 2) | _record(guard, [inside, "11111"], [10.0] * 2)
+        cells |= _record(constant, ["11111"] * 2, [100.0] * 2)
+    assert duels(cells, "50") == [8, 4]
+    found = comparison(cells, ("50",))["50"]["guard"]
+    assert (found["users"], found["users_attainment"], found["attainment"]) == (40, 39 / 40, 37 / 40)
+    assert found["attainment_lost"] == pytest.approx(2 / 40)
+    assert found["harvested_tokens_s"] == pytest.approx((280 + 40) / 8)
+
+
+def test_over_the_day_users_alone_are_the_same_beside_the_guard_in_turns() -> None:
+    cells = _record(Cell(USERS, DAY), ["11111"], [0.0]) | _record(Cell(GUARD, DAY), ["11111"], [100.0])
+    cells |= _constant(4, ["11111"], 50.0, DAY)
+    guard, constant = duel(DAY, 4)
+    cells |= _record(guard, ["11011"], [80.0]) | _record(constant, ["11111"], [50.0])
+    found = comparison(cells, (DAY,))[DAY]["guard"]
+    assert (found["users"], found["attainment_lost"]) == (10, pytest.approx(0.1))
+
+
+def test_users_without_a_guard_stand_beside_the_same_users_alone_in_turns_too() -> None:
+    four = ("11111", "11111", "11100", "11111")
+    cells = _record(Cell(USERS, "50"), four[:2], [0.0] * 2) | _record(Cell(UNGUARDED, "50"), ["10000"] * 4, [9.0] * 4)
+    assert comparison(cells, ("50",))["50"]["unguarded"]["users"] == 10
+    cells |= _record(Cell(GUARD, "50"), four[:2], [5.0] * 2) | _constant(4, four[:2], 5.0)
+    for cell in duel("50", 4):
+        cells |= _record(cell, four[2:], [5.0] * 2)
+    found = comparison(cells, ("50",))["50"]["unguarded"]
+    assert (found["users"], found["users_attainment"], found["attainment"]) == (20, 0.9, pytest.approx(0.2))
 
 
 @pytest.mark.parametrize(("missing", "few"), [(1, 0), (2, 1), (3, 2), (4, 3)])
@@ -192,7 +227,7 @@ def test_what_was_not_measured_neither_holds_nor_fails() -> None:
 def test_users_lost_tokens_and_pushes_are_held_against_their_bars(capsys: pytest.CaptureFixture[str]) -> None:
     cells = _load()
     assert all(v.holds is not False for v in verdicts(cells, comparison(cells, ("50",))))
-    cells["guard@50"] |= {"attainment": 0.9, "tokens": {"not_delivered": 9, "cuts": 4, "lost": 1}}
+    cells["guard@50"] |= {"inside": "0" * 2 + "1" * 18, "tokens": {"not_delivered": 9, "cuts": 4, "lost": 1}}
     cells["guard@50"]["pushes"] = {**cells["guard@50"]["pushes"], "not_verified": 1}
     found = rows(verdicts(cells, comparison(cells, ("50",))))
     assert len(missed(found)) == 4

@@ -29,13 +29,11 @@ class Cell:
     """Of the arm `constant`, and of those that were measured beside it once more."""
     again: bool = False
     """Of those that a `duel` measures in turns: what was measured an hour apart was measured on two machines."""
-    more: bool = False
-    """The rest of the load's rounds, of a constant that few users of the first ones stand against."""
 
     @property
     def key(self) -> str:
         name = self.arm if self.seats is None else f"{self.arm}-{self.seats}"
-        suffix = "-again" if self.again else "-more" if self.more else ""
+        suffix = "-again" if self.again else ""
         return f"{name}@{self.load}{suffix}" if self.load else name
 
     @property
@@ -51,8 +49,9 @@ def cells(arms: Sequence[str], loads: Sequence[str]) -> list[Cell]:
 
 
 def duel(load: str, seats: int) -> list[Cell]:
-    """Users alone, the guard and the best constant of a load, or a single seat where none kept the SLO (0): what seats
-    cost is only known of the same minutes. Over the day users alone once more would take longer than all of it."""
+    """Users alone, the guard and a constant of a load, or a single seat where none kept the SLO (0), in the rest of its
+    rounds: what seats cost is only known of the same minutes. Over the day, which has no such rest, users alone once
+    more would take longer than all of it."""
     arms = (GUARD, CONSTANT) if load == DAY and seats else (USERS, GUARD, CONSTANT)
     return [Cell(arm, load, seats or 1, again=True) for arm in arms]
 

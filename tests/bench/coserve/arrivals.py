@@ -58,6 +58,12 @@ def day_curve(seed: int) -> Callable[[float], float]:
     return lambda hour: hours[int(hour) % DAY_H]
 
 
+def day_mean(seed: int) -> float:
+    """Users of a day's mean hour beside its peak."""
+    curve = day_curve(seed)
+    return sum(curve(hour) for hour in range(DAY_H)) / DAY_H
+
+
 def day(peak: float, duration_s: float, *, seed: int) -> tuple[float, ...]:
     """Arrivals of a whole day in `duration_s` seconds, `peak` a second in its busiest hour (thinning: Lewis and
     Shedler 1979)."""

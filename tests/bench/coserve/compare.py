@@ -17,7 +17,7 @@ FEW_USERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Of one arm at one load, the first ones."""
+    """Of one arm at one load."""
 
     inside: tuple[float, ...]
     """Of each user 1 or 0."""
@@ -54,9 +54,9 @@ def rounds(cell: Record, first: int | None = None) -> Rounds:
 
 
 def constant_rounds(cells: Mapping[str, Record], load: str, seats: int) -> Rounds:
-    """Of a constant, with those that it has more and those in turns: who kept the SLO for two minutes and breaks it in
-    the next two does not keep it."""
-    found = _own_rounds(cells, load, seats)
+    """Of a constant, with those in turns: who kept the SLO for two minutes and breaks it in the next two does not keep
+    it."""
+    found = rounds(cells[Cell(CONSTANT, load, seats).key])
     again = cells.get(Cell(CONSTANT, load, seats, again=True).key)
     return found if again is None else found + rounds(again)
 
@@ -65,15 +65,35 @@ def beside(cells: Mapping[str, Record], arm: str, load: str, seats: int) -> Roun
     """Of another arm in the same rounds, in turns too; None where the load has no such arm."""
     if (cell := cells.get(Cell(arm, load).key)) is None:
         return None
-    found = rounds(cell, _own_rounds(cells, load, seats).count)
+    found = rounds(cell, rounds(cells[Cell(CONSTANT, load, seats).key]).count)
     again = cells.get(Cell(CONSTANT, load, seats, again=True).key)
     return found if again is None else found + _in_turn(cells, arm, load, seats)
 
 
-def _own_rounds(cells: Mapping[str, Record], load: str, seats: int) -> Rounds:
-    found = rounds(cells[Cell(CONSTANT, load, seats).key])
-    more = cells.get(Cell(CONSTANT, load, seats, more=True).key)
-    return found if more is None else found + rounds(more)
+def _guarded(cells: Mapping[str, Record], load: str) -> tuple[Rounds, Rounds]:
+    """Users alone and the guard beside them in the same rounds: all of a load, those in turns too."""
+    alone, guarded = cells[Cell(USERS, load).key], cells[Cell(GUARD, load).key]
+    count = min(len(cell["by_round"]) for cell in (alone, guarded))
+    users, guard = rounds(alone, count), rounds(guarded, count)
+    for seats in duels(cells, load):
+        users, guard = users + _in_turn(cells, USERS, load, seats), guard + _in_turn(cells, GUARD, load, seats)
+    return users, guard
+
+
+def _unguarded(cells: Mapping[str, Record], load: str) -> tuple[Rounds, Rounds]:
+    """Users alone and, in as many rounds as both have by now, what becomes of them without a guard."""
+    alone, found = cells[Cell(USERS, load).key], cells[Cell(UNGUARDED, load).key]
+    users = rounds(alone, len(found["by_round"]))
+    for seats in duels(cells, load)[:1]:
+        if (rest := cells.get(Cell(USERS, load, seats, again=True).key)) is not None:
+            users += rounds(rest, len(found["by_round"]) - users.count)
+    return users, rounds(found, users.count)
+
+
+def duels(cells: Mapping[str, Record], load: str) -> list[int]:
+    """Seats of the constants that took turns with the guard, in the order in which they did."""
+    found = [cell for cell in cells.values() if (cell["arm"], cell["load"]) == (CONSTANT, load) and cell["again"]]
+    return [cell["seats"] for cell in found if Cell(GUARD, load, cell["seats"], again=True).key in cells]
 
 
 def _in_turn(cells: Mapping[str, Record], arm: str, load: str, seats: int) -> Rounds:
@@ -99,11 +119,10 @@ def comparison(cells: Mapping[str, Record], loads: Sequence[str]) -> dict[str, A
 
 
 def _at(cells: Mapping[str, Record], load: str) -> dict[str, Any]:
-    users = cells[Cell(USERS, load).key]
-    found: dict[str, Any] = {"users_attainment": users["attainment"]}
-    for arm in (GUARD, UNGUARDED):
-        if (cell := cells.get(Cell(arm, load).key)) is not None:
-            found[arm] = _beside(cell, users)
+    found: dict[str, Any] = {"users_attainment": cells[Cell(USERS, load).key]["attainment"]}
+    for arm, both in ((GUARD, _guarded), (UNGUARDED, _unguarded)):
+        if Cell(arm, load).key in cells:
+            found[arm] = _beside(*both(cells, load))
     seats = [c["seats"] for c in cells.values() if c["arm"] == CONSTANT and c["load"] == load and not c["again"]]
     if seats:
         found["oracle"] = _oracle(cells, load, seats)
@@ -114,16 +133,16 @@ def _at(cells: Mapping[str, Record], load: str) -> dict[str, Any]:
     return found
 
 
-def _beside(cell: Record, users: Record) -> dict[str, Any]:
-    """Users alone in as many rounds."""
-    alone = rounds(users, len(cell["by_round"]))
+def _beside(alone: Rounds, found: Rounds) -> dict[str, Any]:
+    """An arm, and users alone in the same rounds."""
     return {
-        "attainment": cell["attainment"],
-        "attainment_lost": alone.attainment - cell["attainment"],
-        "attainment_lost_interval": paired_interval(alone.inside, _inside(cell), seed=0),
-        "within_margin": keeps(cell["attainment"], alone.attainment),
-        "harvested_tokens_s": cell["harvested_tokens_s"],
-        "efficiency": cell["efficiency"],
+        "users": len(found.inside),
+        "users_attainment": alone.attainment,
+        "attainment": found.attainment,
+        "attainment_lost": alone.attainment - found.attainment,
+        "attainment_lost_interval": paired_interval(alone.inside, found.inside, seed=0),
+        "within_margin": keeps(found.attainment, alone.attainment),
+        "harvested_tokens_s": found.harvested,
     }
 
 

@@ -32,7 +32,7 @@ def record(rounds: Sequence[Seen], slo: Slo, rollouts_only: float | None, *, see
         "arm": first.cell.arm,
         "load": first.cell.load,
         "seats": first.cell.seats,
-        "again": first.cell.again or first.cell.more,
+        "again": first.cell.again,
         "rate": first.rate,
         "rounds": len(rounds),
         "started_at": first.start,

@@ -21,13 +21,13 @@ class Plan:
     """Of an arm at a load, at least."""
     rounds: int = 4
     """In which the arms of a load take turns, so that a machine whose speed drifts is as slow for all of them. The arm
-    without a guard has as many of them as `users` need."""
+    without a guard has the first as many of them as `users` need."""
     round_s: float = 40.0
     """Of each of them, at least: on a fast machine `users` are there in a few seconds, of which no queue comes to its
     length and no push has its share; and of 300 users four are more than the point that the guard may cost."""
     sweep_rounds: int = 2
-    """The first of these rounds, which each constant at a load has, and the rest of them where a few users stand
-    against it; then the guard and the best take as many turns."""
+    """The first of these rounds, which users alone, the guard and each constant at a load have. The rest of them these
+    two have beside the best constant, in turns, or one that few users stand against."""
     user_prompt: int = 32
     user_tokens: int = 32
     """Tokens of each user's prompt and answer."""
@@ -45,8 +45,8 @@ class Plan:
     """At the rate that it finds, as long as an arm has at a load: who is quick for a minute, in which no crowd came,
     has not that capacity."""
     arrival_users: int = 100
-    day_s: float = 240.0
-    """What a day takes."""
+    day_s: float = 200.0
+    """What a day takes, or as long as `users` take to come."""
     day_peak: float = 0.8
     """Share of capacity in the day's busiest hour."""
     warm_s: float = 12.0

@@ -21,12 +21,14 @@ DEFINITIONS: Mapping[str, str] = {
     "rho": "users' tokens/s / rollouts-only",
     "efficiency": "harvested / ((1 - rho) x rollouts-only)",
     "oracle": "the constant number of rollout seats, users taking seats back, that harvests most with an attainment at "
-    f"most {100 * MARGIN:g} point below users only; each has the first plan.sweep_rounds rounds of the arms, and the "
-    f"others too where it broke the SLO by {FEW_USERS} users or fewer, and those in turns, and has its prefill paced "
-    "as without an SLO; one that breaks the SLO then makes room for one of fewer seats",
+    f"most {100 * MARGIN:g} point below users only in the same rounds: the first plan.sweep_rounds of the load, and "
+    "where it took turns the others; its prefill is paced as without an SLO; one that breaks the SLO makes room for "
+    "one of fewer seats",
     "guard_share": "the guard's harvest beside the oracle's, in the same rounds",
-    "in turns": "users only (but not over the day), the guard and that constant once more, in turns, in the first "
-    "plan.sweep_rounds rounds",
+    "in turns": "users only, the guard and that constant, in turns, in the rest of the load's rounds (over the day the "
+    "guard and the constant once more); a constant takes turns too where it broke the SLO in the rounds before by "
+    f"{FEW_USERS} users or fewer",
+    "comparison": "of each load: arms beside users only in all the rounds that both have, those in turns too",
     "steal": "share of the processors' time that another guest of the same host had; rounds with more than plan.steal "
     "and than twice what it was in a busy minute at the start (usual_steal; at most 0.08 %), or than "
     "plan.steal_moment in any two seconds, are measured again, plan.repeats of a call at most; both bars are "

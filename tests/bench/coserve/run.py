@@ -15,7 +15,7 @@ from tests.bench.say import say
 
 from .arms import ARRIVAL, CONSTANT, DAY, GUARD, ROLLOUTS, UNGUARDED, USERS, Cell, batches, cells, duel
 from .arrival import arrival_figures
-from .compare import FEW_USERS, comparison, too_few
+from .compare import FEW_USERS, comparison, duels, too_few
 from .figures import Figures
 from .idle import capacity_figures, idle_again, idle_figures
 from .measure import latencies, record
@@ -26,7 +26,7 @@ from .session import Session, load_rate, users_of
 from .slo import TARGET, CapacitySearch, Slo, first_rate, slo_of
 from .sweep import Sweep
 
-_MOST_DUELS = 2
+_MOST_DUELS = 3
 """Of a load; each takes minutes, and of a machine whose speed changes all the time none would be the last."""
 
 
@@ -116,17 +116,13 @@ class Run:
     async def _sweep(self, load: str) -> None:
         """The constants that find the oracle of a load."""
         search = Sweep(self._plan.seats, first=self._guess(load))
-        for _ in range(_MOST_DUELS):
+        while True:
             while (seats := search.seats()) is not None:
                 kept = await self._keeps(load, seats)
                 say(f"{seats} rollouts {'keep' if kept else 'break'} the SLO at {load}")
                 search = search.after(seats, kept=kept)
             best = self._oracle(load)["seats"]
-            if GUARD not in self._plan.arms:
-                return
-            if left := self._missing(duel(load, best)):
-                await self._batch(left)
-            if not best or await self._keeps(load, best):
+            if not await self._duel(load, best) or not best or not self._too_few(load, best):
                 return
             constants = self._oracle(load)["constants"]
             say(f"{best} rollouts break the SLO at {load} in turns")
@@ -144,13 +140,25 @@ class Run:
         return found
 
     async def _keeps(self, load: str, seats: int) -> bool:
-        """Whether a constant keeps the SLO: where few users of its rounds stand against it, by the others too."""
+        """Whether a constant keeps the SLO: where few users of its rounds stand against it, in turns too."""
         if left := self._missing([Cell(CONSTANT, load, seats)]):
             await self._batch(left)
-        missing, more = too_few(self._figures.cells, load, seats), Cell(CONSTANT, load, seats, more=True)
-        if 0 < missing <= FEW_USERS and self._turns(more) and (left := self._missing([more])):
-            await self._batch(left)
-        return not too_few(self._figures.cells, load, seats)
+        if 0 < self._too_few(load, seats) <= FEW_USERS and load != DAY:
+            await self._duel(load, seats)
+        return not self._too_few(load, seats)
+
+    def _too_few(self, load: str, seats: int) -> int:
+        return too_few(self._figures.cells, load, seats)
+
+    async def _duel(self, load: str, seats: int) -> bool:
+        """Whether users alone, the guard and a constant have taken turns, now or before; not where the load had the
+        most of it that it may, or no guard."""
+        if not (left := self._missing(duel(load, seats))):
+            return True
+        if GUARD not in self._plan.arms or len(duels(self._figures.cells, load)) >= _MOST_DUELS:
+            return False
+        await self._batch(left)
+        return True
 
     def _missing(self, wanted: Sequence[Cell]) -> list[Cell]:
         return [cell for cell in wanted if cell.key not in self._figures.cells]
@@ -196,22 +204,23 @@ def turns_of(cell: Cell, plan: Plan, rate: float) -> range:
     """Which of a load's rounds, to which users come at `rate`, it has: the damage without the guard is seen of the
     fewest users that an arm may have.
 
-    >>> plan, constant, more = Plan(), Cell(CONSTANT, "50", 8), Cell(CONSTANT, "50", 8, more=True)
-    >>> [turns_of(cell, plan, 5.0) for cell in (Cell(USERS, "50"), constant, more)]
-    [range(0, 4), range(0, 2), range(2, 4)]
-    >>> [len(turns_of(Cell(CONSTANT, DAY, 8, more=more), plan, 5.0)) for more in (False, True)]
-    [1, 0]
+    >>> plan, constant, again = Plan(), Cell(CONSTANT, "50", 8), Cell(CONSTANT, "50", 8, again=True)
+    >>> [turns_of(cell, plan, 5.0) for cell in (Cell(USERS, "50"), constant, again)]
+    [range(0, 2), range(0, 2), range(2, 4)]
+    >>> turns_of(Cell(USERS, "50"), Plan(arms=(USERS, GUARD)), 5.0), turns_of(Cell(CONSTANT, DAY, 8), plan, 5.0)
+    (range(0, 4), range(0, 1))
     >>> [len(turns_of(Cell(UNGUARDED, "50"), plan, rate)) for rate in (1.0, 3.0, 5.0, 10.0)]
     [4, 3, 2, 1]
     """
     if cell.load == DAY or cell.arm not in {USERS, GUARD, UNGUARDED, CONSTANT}:
-        return range(int(not cell.more))
-    first = min(plan.sweep_rounds, plan.rounds)
-    if cell.more:
-        return range(first, plan.rounds)
+        return range(1)
     if cell.arm == UNGUARDED:
         return range(math.ceil(plan.users * plan.rounds / users_of(plan, rate)))
-    return range(first if cell.again or cell.seats is not None else plan.rounds)
+    first = range(min(plan.sweep_rounds, plan.rounds))
+    if cell.again:
+        return range(len(first), plan.rounds) or first
+    duels_follow = {GUARD, CONSTANT} <= {*plan.arms}
+    return first if duels_follow or cell.arm == CONSTANT else range(plan.rounds)
 
 
 @asynccontextmanager

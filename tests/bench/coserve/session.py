@@ -16,7 +16,7 @@ from tests.fake_trainer import FakeTrainer
 
 from .answers import Answer
 from .arms import ARRIVAL, DAY, GUARD, NO_ROLLOUTS, ROLLOUTS, Cell, settings
-from .arrivals import at_least, before, day, day_curve, poisson, share
+from .arrivals import at_least, before, day, day_curve, day_mean, poisson, share
 from .beats import Watch
 from .books import Books
 from .engines import Engines
@@ -35,6 +35,7 @@ _WRITER_S = 86_400.0
 _ARRIVAL_PAUSE_S = (0.1, 0.9)
 """Less than there is between two heartbeats: what the newest says of the seats is to be true of the arrival."""
 _FULL_S = 60.0
+_MORE = 1.1
 _ARRIVAL_TOKENS = 16
 """Enough to see how long a step takes; the first is what counts."""
 
@@ -181,7 +182,7 @@ class Session:
         warm = before(warm_s, self._first_rate(cell, rate), seed=self._plan.seed + 1 + turn)
         at = [start + s for s in (*warm, *times)]
         answers = await self._users.crowd(at, name=f"{cell.key}-{turn}", measured_from=start)
-        return _Span(start, start + (self._plan.day_s if cell.load == DAY else times[-1]), answers)
+        return _Span(start, start + (day_s(self._plan, rate) if cell.load == DAY else times[-1]), answers)
 
     def _warm_s(self, cell: Cell) -> float:
         first = cell.arm == GUARD and not self._guarded
@@ -203,7 +204,7 @@ class Session:
         """The same for every arm at a load."""
         plan = self._plan
         if cell.load == DAY:
-            return day(rate, plan.day_s, seed=plan.seed)
+            return day(rate, day_s(plan, rate), seed=plan.seed)
         return share(poisson(rate, users_of(plan, rate), seed=plan.seed), turn, plan.rounds)
 
 
@@ -217,6 +218,16 @@ def load_rate(load: str, capacity: float, plan: Plan) -> float:
 def users_of(plan: Plan, rate: float) -> int:
     """Of all rounds of a load."""
     return at_least(plan.users, plan.rounds * plan.round_s, rate)
+
+
+def day_s(plan: Plan, rate: float) -> float:
+    """Of a day in whose busiest hour users come at `rate` a second: so long that its users are enough for an arm, by a
+    tenth more than on average, since a day may have fewer.
+
+    >>> day_s(Plan(), 10.0), round(day_s(Plan(), 2.0), -1)
+    (200.0, 390.0)
+    """
+    return max(plan.day_s, _MORE * plan.users / (rate * day_mean(plan.seed)))
 
 
 @asynccontextmanager
