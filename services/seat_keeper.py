@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 
 from rollout.board import CutCause, ReplicaRole
 from services.added import Added
@@ -333,10 +334,10 @@ class SeatKeeper:
 
     def _felt(self, now: float, still: float) -> Felt:
         since, log = max(self._guard.since, still), self._engine.step_log
-        phase = max(self._phases.since, still)
+        phase, taken = max(self._phases.since, still), cache(self._taken.between)  # both ask for the same users
         return Felt(
-            now=self._window.met(now, since, still=still, taken=self._taken.between),
-            lately=self._window.met_lately(now, phase, taken=self._taken.between),
+            now=self._window.met(now, since, still=still, taken=taken),
+            lately=self._window.met_lately(now, phase, taken=taken),
             step_s=log.step_s(since),
             token_s=log.token_s(since),
             kv_usage=log.kv_usage,

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from services.ended import Ended
@@ -64,12 +64,10 @@ class StepLog:
         gaps = iteration_stats.inter_token_latencies_iter
         sequences = len(gaps) + len(iteration_stats.time_to_first_tokens_iter)
         generated = iteration_stats.num_generation_tokens
-        step = Steps(sequences=sequences, tokens=generated)
+        shortest = min(gaps, default=0.0)  # those of sequences that were left out of the step before span it too
         if gaps:
-            # those of sequences that were left out of the step before span it too
-            step = replace(step, count=1, seconds=min(gaps))
-            self._gaps.append(_Gap(self._clock(), min(gaps), max(1.0, generated / sequences)))
-        self._untaken += step
+            self._gaps.append(_Gap(self._clock(), shortest, max(1.0, generated / sequences)))
+        self._untaken += Steps(count=int(bool(gaps)), seconds=shortest, sequences=sequences, tokens=generated)
 
     def take(self) -> Steps:
         """Since it was asked before: those with a further token of a sequence, and all tokens."""

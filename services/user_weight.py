@@ -71,9 +71,9 @@ class UserWeight:
         1.77
         4.33
         """
-        self._ended.extend(self._taken_down(times) for times in ended if times.tokens)
-        if not self._ended:
+        if not (known := [self._taken_down(times) for times in ended if times.tokens]):
             return
+        self._ended.extend(known)
         self.prompt = sum(user.prompt for user in self._ended) / len(self._ended)
         self.stay_s = sum(user.stay_s for user in self._ended) / len(self._ended)
         prompts_s = sum(user.prompt_s for user in self._ended)

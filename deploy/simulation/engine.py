@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -17,8 +17,7 @@ _STRATA, _LEAST = 16, 1e-6
 class Sequence:
     """One prompt with its answer; sizes in tokens."""
 
-    size: int
-    """Prompt and answer so far."""
+    prompt: int
     left: int
     """Still to be generated."""
     fresh: int
@@ -74,41 +73,53 @@ class Engine:
         """Start a step with what is running, which takes `slowness` times as long; nothing without work."""
         if not self.running:
             return
-        alone = self._turns.next(awaited=any(sequence.user and sequence.fresh for sequence in self.running))
-        working = [sequence for sequence in self.running if sequence.user or not alone]
-        prefill = self._prefill(working)
-        users, rollouts = (
-            sum(1 for sequence in working if not sequence.fresh and sequence.user is user) for user in (True, False)
-        )
-        slowness *= self._beside_adapters if any(not sequence.user for sequence in working) else 1.0
+        users, rollouts, of_users, of_rollouts = self._sorted()
+        alone = self._turns.next(awaited=bool(of_users))
+        if alone:
+            rollouts, of_rollouts = 0, []
+        prefill = self._prefill([*of_users, *of_rollouts], users + rollouts) if of_users or of_rollouts else {}
+        slowness *= self._beside_adapters if rollouts or of_rollouts else 1.0
         seconds = self._model.step_s(rollouts, users, prefill=sum(prefill.values())) * self._drift(now) * slowness
         self._step = _Step(now + seconds, now, prefill, alone)
 
-    def end(self) -> Iterator[tuple[Sequence, float]]:
-        """End the step: every sequence that got a token, and the step's seconds. Those removed meanwhile get none."""
+    def end(self) -> tuple[Collection[Sequence], float]:
+        """End the step: every sequence that got a token, and the step's seconds; none where no step ran."""
         step, self._step = self._step, None
         if step is None:
-            return
-        seconds = step.ends_at - step.began_at
-        for sequence in list(self.running):
+            return (), 0.0
+        found = []
+        for sequence in self.running:
             if step.alone and not sequence.user:
                 continue
             if sequence.fresh:
                 sequence.fresh -= min(sequence.fresh, step.prefill.get(sequence, 0))
                 if sequence.fresh:
                     continue
-            sequence.size += 1
             sequence.left -= 1
             sequence.made += 1
-            self.generated += 1
-            yield sequence, seconds
+            found.append(sequence)
+        self.generated += len(found)
+        return found, step.ends_at - step.began_at
 
-    def _prefill(self, working: Iterable[Sequence]) -> dict[Sequence, int]:
-        """Users' prompts first, within the tokens of one step."""
-        budget = max(0, self._most_tokens - sum(1 for sequence in working if not sequence.fresh))
+    def _sorted(self) -> tuple[int, int, list[Sequence], list[Sequence]]:
+        """How many users and rollouts have a token in a step, and whose prompts are to be computed."""
+        users = rollouts = 0
+        of_users, of_rollouts = list[Sequence](), list[Sequence]()
+        for sequence in self.running:
+            if sequence.fresh:
+                (of_users if sequence.user else of_rollouts).append(sequence)
+            elif sequence.user:
+                users += 1
+            else:
+                rollouts += 1
+        return users, rollouts, of_users, of_rollouts
+
+    def _prefill(self, prompts: Iterable[Sequence], decoding: int) -> dict[Sequence, int]:
+        """One after the other, within the tokens of one step that those who are decoded leave."""
+        budget = max(0, self._most_tokens - decoding)
         longest = self._most_of_one if self._most_of_one and len(self.running) > 1 else budget
         parts: dict[Sequence, int] = {}
-        for sequence in sorted((s for s in working if s.fresh), key=lambda s: not s.user):
+        for sequence in prompts:
             parts[sequence] = min(sequence.fresh, longest, budget)
             budget -= parts[sequence]
         return parts

@@ -159,7 +159,7 @@ class EngineModel(Settings):
         points = self.decode_s
         if len(points) == 1:
             return points[0][1]
-        place = min(max(1, bisect_right([size for size, _ in points], batch)), len(points) - 1)
+        place = min(max(1, bisect_right(points, batch, key=_size)), len(points) - 1)
         (few, short), (many, long) = points[place - 1], points[place]
         return max(points[0][1], short + (long - short) * (batch - few) / (many - few))
 
@@ -171,6 +171,10 @@ class EngineModel(Settings):
         together_s = self.step_s(1, prefill=seats * _PROBE_PROMPT) + (_PROBE_TOKENS - 1) * self.step_s(0, seats)
         capacity = min(float(seats), max(1.0, seats * alone_s / together_s))
         return IdleSpeed(first, token, capacity, self.prefill_token_s)
+
+
+def _size(point: tuple[int, float]) -> int:
+    return point[0]
 
 
 def read_engine(path: Path) -> EngineModel:

@@ -38,9 +38,8 @@ class _User:
 
     @property
     def times(self) -> RequestTimes:
-        made = self.sequence.made
-        prompt = self.sequence.size - made
-        return RequestTimes(self.arrived_at, self.first_at, self.last_at, made, prompt, self.name)
+        sequence = self.sequence
+        return RequestTimes(self.arrived_at, self.first_at, self.last_at, sequence.made, sequence.prompt, self.name)
 
 
 @dataclass(slots=True, eq=False)
@@ -51,8 +50,8 @@ class _Sitting:
 
     @property
     def ready(self) -> bool:
-        """Has a seat, and is not in the engine."""
-        return self.sequence is None and self.ticket.seated.done() and not self.ticket.wanted.done()
+        """Has a seat."""
+        return self.ticket.seated.done() and not self.ticket.wanted.done()
 
 
 @dataclass(slots=True, eq=False)
@@ -196,11 +195,19 @@ class Replica:
     def proceed(self) -> None:
         """At `next_at`."""
         self._cut()
-        step = Step([], [])
-        for sequence, seconds in self.engine.end():
-            (step.inter_token_latencies_iter if sequence.made > 1 else step.time_to_first_tokens_iter).append(seconds)
-            self._got_token(sequence)
-        self._eyes.step_log.record(None, step)
+        got, seconds = self.engine.end()
+        firsts = 0
+        for sequence in got:
+            firsts += sequence.made == 1
+            if sequence.user:
+                self._user_token(self._users[sequence])
+                continue
+            self.tally.rollout_tokens += 1
+            if sequence.made == 1:
+                self._begun(self._sitting[sequence])
+            if not sequence.left:
+                self._finish(self._sitting[sequence], sequence)
+        self._eyes.step_log.record(None, Step([seconds] * (len(got) - firsts), [seconds] * firsts))
         self._go_on()
 
     @property
@@ -303,7 +310,7 @@ class Replica:
     def _sit(self) -> None:
         for held in self._held:
             for sitting in held.sittings:
-                if sitting.ready and len(self.engine.running) < self._total:
+                if sitting.sequence is None and sitting.ready and len(self.engine.running) < self._total:
                     self._start(held, sitting)
 
     def _start(self, held: _Held, sitting: _Sitting) -> None:
@@ -329,16 +336,9 @@ class Replica:
         if sitting.sequence is not None:
             self.tally.cuts += 1
             sitting.rollout.cached = (self, self._pushes)
-            del self._sitting[sitting.sequence]
-            self.engine.running.remove(sitting.sequence)
+            self._out(sitting, sitting.sequence)
             sitting.sequence = None
         self.keeper.seats.leave(sitting.ticket)
-
-    def _got_token(self, sequence: Sequence) -> None:
-        if (user := self._users.get(sequence)) is not None:
-            self._user_token(user)
-        else:
-            self._rollout_token(self._sitting[sequence], sequence)
 
     def _user_token(self, user: _User) -> None:
         now = self._clock()
@@ -354,21 +354,20 @@ class Replica:
         made = user.sequence.made
         self._answered(Felt(user.came_at, user.first_at - user.came_at, (now - user.first_at) / max(1, made - 1), made))
 
-    def _rollout_token(self, sitting: _Sitting, sequence: Sequence) -> None:
-        rollout = sitting.rollout
-        self.tally.rollout_tokens += 1
-        rollout.kept += 1
-        rollout.left -= 1
-        if rollout.version is None:
-            rollout.version = self._version
-        if sequence.made == 1:
-            self.keeper.seats.started(sitting.ticket)
-        if not rollout.left:
-            self._finish(sitting, sequence)
+    def _begun(self, sitting: _Sitting) -> None:
+        if sitting.rollout.version is None:
+            sitting.rollout.version = self._version
+        self.keeper.seats.started(sitting.ticket)
 
-    def _finish(self, sitting: _Sitting, sequence: Sequence) -> None:
+    def _out(self, sitting: _Sitting, sequence: Sequence) -> None:
+        """Of the engine, with the tokens that it made."""
         del self._sitting[sequence]
         self.engine.running.remove(sequence)
+        sitting.rollout.kept += sequence.made
+        sitting.rollout.left = sequence.left
+
+    def _finish(self, sitting: _Sitting, sequence: Sequence) -> None:
+        self._out(sitting, sequence)
         self.keeper.seats.leave(sitting.ticket)
         held = next(held for held in self._held if held.task is sitting.rollout.group)
         held.sittings.remove(sitting)

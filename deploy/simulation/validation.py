@@ -15,7 +15,7 @@ HARVEST_BAR = 0.15
 """Share of what was measured."""
 _SEEDS = 8
 _BARRED = ("users", "guard")
-"""Arms that the bars are for; the others, and what was measured of these once more, are shown."""
+"""Arms that the bars are for; the others, and these in turns with a constant, are shown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,13 +87,15 @@ def test_what_the_guard_costs_is_of_its_own_rounds_and_of_all_in_turns() -> None
     assert found["harvested_tokens_s"] == pytest.approx((280 + 40) / 8)
 
 
-def test_over_the_day_users_alone_are_the_same_beside_the_guard_in_turns() -> None:
+def test_what_the_guard_costs_over_the_day_is_of_the_day_that_users_had_alone() -> None:
+    """In turns with a constant, perhaps an hour later, there is no day of users alone beside it."""
     cells = _record(Cell(USERS, DAY), ["11111"], [0.0]) | _record(Cell(GUARD, DAY), ["11111"], [100.0])
     cells |= _constant(4, ["11111"], 50.0, DAY)
     guard, constant = duel(DAY, 4)
     cells |= _record(guard, ["11011"], [80.0]) | _record(constant, ["11111"], [50.0])
-    found = comparison(cells, (DAY,))[DAY]["guard"]
-    assert (found["users"], found["attainment_lost"]) == (10, pytest.approx(0.1))
+    found = comparison(cells, (DAY,))[DAY]
+    assert (found["guard"]["users"], found["guard"]["attainment_lost"]) == (5, 0.0)
+    assert found["in_turns"]["guard_share"] == pytest.approx(1.6)
 
 
 def test_users_without_a_guard_stand_beside_the_same_users_alone_in_turns_too() -> None:

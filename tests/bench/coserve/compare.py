@@ -71,12 +71,13 @@ def beside(cells: Mapping[str, Record], arm: str, load: str, seats: int) -> Roun
 
 
 def _guarded(cells: Mapping[str, Record], load: str) -> tuple[Rounds, Rounds]:
-    """Users alone and the guard beside them in the same rounds: all of a load, those in turns too."""
+    """Users alone and the guard beside them in the same rounds: all of a load, those in turns too where both took them."""
     alone, guarded = cells[Cell(USERS, load).key], cells[Cell(GUARD, load).key]
     count = min(len(cell["by_round"]) for cell in (alone, guarded))
     users, guard = rounds(alone, count), rounds(guarded, count)
     for seats in duels(cells, load):
-        users, guard = users + _in_turn(cells, USERS, load, seats), guard + _in_turn(cells, GUARD, load, seats)
+        if Cell(USERS, load, seats, again=True).key in cells:
+            users, guard = users + _in_turn(cells, USERS, load, seats), guard + _in_turn(cells, GUARD, load, seats)
     return users, guard
 
 

@@ -144,18 +144,19 @@ class Run:
         if left := self._missing([Cell(CONSTANT, load, seats)]):
             await self._batch(left)
         if 0 < self._too_few(load, seats) <= FEW_USERS and load != DAY:
-            await self._duel(load, seats)
+            await self._duel(load, seats, most=_MOST_DUELS - 1)  # the last one is the best constant's
         return not self._too_few(load, seats)
 
     def _too_few(self, load: str, seats: int) -> int:
         return too_few(self._figures.cells, load, seats)
 
-    async def _duel(self, load: str, seats: int) -> bool:
-        """Whether users alone, the guard and a constant have taken turns, now or before; not where the load had the
-        most of it that it may, or no guard."""
-        if not (left := self._missing(duel(load, seats))):
+    async def _duel(self, load: str, seats: int, *, most: int = _MOST_DUELS) -> bool:
+        """Whether users alone, the guard and a constant have taken turns, now or before; not where the load had `most`
+        of them, or no guard."""
+        left = self._missing(duel(load, seats))
+        if all(cell.arm == USERS for cell in left):  # alone it would be no turn
             return True
-        if GUARD not in self._plan.arms or len(duels(self._figures.cells, load)) >= _MOST_DUELS:
+        if GUARD not in self._plan.arms or len(duels(self._figures.cells, load)) >= most:
             return False
         await self._batch(left)
         return True
@@ -219,8 +220,7 @@ def turns_of(cell: Cell, plan: Plan, rate: float) -> range:
     first = range(min(plan.sweep_rounds, plan.rounds))
     if cell.again:
         return range(len(first), plan.rounds) or first
-    duels_follow = {GUARD, CONSTANT} <= {*plan.arms}
-    return first if duels_follow or cell.arm == CONSTANT else range(plan.rounds)
+    return first if {GUARD, CONSTANT} <= {*plan.arms} else range(plan.rounds)
 
 
 @asynccontextmanager

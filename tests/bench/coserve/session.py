@@ -105,7 +105,7 @@ class Session:
         for turn in range(rounds):
             come = partial(self._come, share(users, turn, rounds), rate, seed + 1 + turn, f"probe-{number}-{turn}")
             of_round, host = await self.quiet.measured(come)
-            answers += of_round
+            answers += [answer for answer in of_round if answer.measured]
             hosts.append(host)
             if refuted(answers, slo, len(users)):
                 break
