@@ -1,7 +1,7 @@
 """The simulator beside a measured run: calibrated at one load, held against the others and the day."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from deploy.simulation.bench import Bench, Cell, predict
@@ -15,12 +15,12 @@ HARVEST_BAR = 0.15
 """Share of what was measured."""
 _SEEDS = 8
 _BARRED = ("users", "guard")
-"""Arms that the bars are for; the others, and these in turns with a constant, are shown."""
+"""Arms that the bars are for; the others are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One cell."""
+    """One cell, or all of an arm at a load."""
 
     cell: str
     barred: bool
@@ -70,17 +70,49 @@ def validate(bench: Bench, *, at: str, progress: Callable[[str, float], None]) -
 
 def compare(bench: Bench, model: EngineModel, *, at: str, progress: Callable[[str, float], None]) -> list[Compared]:
     """Against an engine that is known already. Raises ConfigError where no cell is left that the bars are for."""
-    others = _others(bench, at)
-    found = []
+    others, found = _others(bench, at), list[Compared]()
     for number, (key, cell) in enumerate(others.items(), start=1):
         found.append(_compared(bench, key, cell, model))
         progress("comparing", number / len(others))
-    return found
+    return _judged(list(others.values()), found)
+
+
+def _judged(cells: Sequence[Cell], found: Sequence[Compared]) -> list[Compared]:
+    """The bars are for an arm at a load: where it took turns too, for all of its cells together."""
+    rows, pooled = list(found), list[Compared]()
+    for arm, load in dict.fromkeys((cell.arm, cell.load) for cell in cells if cell.arm in _BARRED):
+        places = [place for place, cell in enumerate(cells) if (cell.arm, cell.load) == (arm, load)]
+        if len(places) > 1:
+            pooled.append(_together([cells[place] for place in places], [found[place] for place in places]))
+        for place in places:
+            rows[place] = replace(found[place], barred=len(places) == 1)
+    return rows + pooled
+
+
+def _together(cells: Sequence[Cell], found: Sequence[Compared]) -> Compared:
+    users, seconds = [cell.requests for cell in cells], [cell.seconds for cell in cells]
+    return Compared(
+        cell=f"{cells[0].arm}@{cells[0].load}, all",
+        barred=True,
+        attainment=_mean([one.attainment for one in found], users),
+        attainment_interval=None,
+        attainment_predicted=_mean([one.attainment_predicted for one in found], users),
+        harvest_s=_mean([one.harvest_s for one in found], seconds),
+        harvest_predicted_s=_mean([one.harvest_predicted_s for one in found], seconds) or 0.0,
+    )
+
+
+def _mean(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    """None where one of them is not known."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    return sum(value * weight for value, weight in zip(known, weights, strict=True)) / sum(weights)
 
 
 def _others(bench: Bench, at: str) -> dict[str, Cell]:
     found = {key: cell for key, cell in bench.cells.items() if cell.load not in {at, ""} and cell.requests}
-    if not any(_barred(cell) for cell in found.values()):
+    if not any(cell.arm in _BARRED for cell in found.values()):
         raise ConfigError(
             f"--load {at}: nothing to hold a prediction against: the run has no cell of {' or '.join(_BARRED)} at"
             f" another load, only {', '.join(bench.cells) or 'none at all'}"
@@ -88,15 +120,11 @@ def _others(bench: Bench, at: str) -> dict[str, Cell]:
     return found
 
 
-def _barred(cell: Cell) -> bool:
-    return cell.arm in _BARRED and not cell.again
-
-
 def _compared(bench: Bench, key: str, cell: Cell, model: EngineModel) -> Compared:
     predicted = predict(bench, cell, model, seeds=_SEEDS)
     return Compared(
         cell=key,
-        barred=_barred(cell),
+        barred=cell.arm in _BARRED,
         attainment=cell.attainment,
         attainment_interval=cell.attainment_interval,
         attainment_predicted=predicted.attainment,

@@ -128,6 +128,21 @@ def test_another_load_is_foretold(content: dict[str, Any], found: EngineModel) -
     assert guard.tpot_p95_predicted_s == pytest.approx(truly.tpot_s.p95, rel=0.1)
 
 
+def test_an_arm_that_took_turns_is_held_against_the_bars_by_all_that_was_measured_of_it(
+    content: dict[str, Any], found: EngineModel
+) -> None:
+    cells = {key: dict(cell) for key, cell in content["cells"].items()}
+    cells["users-8@80-again"] = {**cells["users@80"], "again": True, "attainment": 0.5}
+    bench = Bench.model_validate({**content, "cells": cells})
+    rows = {one.cell: one for one in compare(bench, found, at="50", progress=silent)}
+    own, again, whole = (rows[key] for key in ("users@80", "users-8@80-again", "users@80, all"))
+    assert (own.barred, again.barred, whole.barred, rows["guard@80"].barred) == (False, False, True, True)
+    assert own.attainment is not None
+    assert whole.attainment == pytest.approx((own.attainment + 0.5) / 2)
+    assert whole.attainment_predicted == own.attainment_predicted
+    assert whole.harvest_s is None
+
+
 @pytest.mark.parametrize(
     ("points", "share", "holds"), [(0.01, 0.1, True), (-0.03, 0.1, False), (0.0, -0.2, False), (0.019, 0.149, True)]
 )
