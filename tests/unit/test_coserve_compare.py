@@ -204,6 +204,15 @@ def test_over_the_day_the_guard_is_to_beat_every_constant_that_keeps_the_slo() -
     assert day(80.0, 101.0).holds is False
 
 
+def test_a_day_of_which_one_seat_takes_turns_and_breaks_the_slo_is_judged_by_what_the_guard_harvests() -> None:
+    cells = _record(Cell(USERS, DAY), ["11111"], [0.0]) | _record(Cell(GUARD, DAY), ["11111"], [9.0])
+    cells |= _constant(1, ["11111"], 5.0, DAY)
+    guard, one = duel(DAY, 1)
+    cells |= _record(guard, ["11111"], [8.0]) | _record(one, ["11011"], [5.0])
+    found = _verdict(cells, "over the day")
+    assert (found.measured, found.holds, "a single seat" in found.name) == (8.0, True, True)
+
+
 def test_a_machine_that_is_slower_than_when_its_capacity_was_found_is_no_measure() -> None:
     alone = "users alone"
     assert _verdict(_load(), alone).holds is True

@@ -1,5 +1,6 @@
 """What the harvest is worth, whom it is compared with, and how sure that is."""
 
+import asyncio
 import random
 from itertools import chain, count, repeat
 from pathlib import Path
@@ -185,13 +186,13 @@ async def test_what_was_disturbed_is_measured_again_after_a_calm_while() -> None
         return Host(0.0, 0.0, 0.2, 0.01)
 
     assert quiet.again(0.02, 0.02)
-    await quiet.wait(look, lambda: Theft(lambda: next(readings)), calm_s=0.01)
+    await quiet.wait(look, lambda: Theft(lambda: next(readings)), calm_s=0.01, work=asyncio.sleep)
     assert (quiet.waited_s, quiet.disturbed) == (pytest.approx(0.02), False)
     assert quiet.again(0.02, 0.02)
-    await quiet.wait(look, lambda: Theft(lambda: (0, 0)), calm_s=0.01)
+    await quiet.wait(look, lambda: Theft(lambda: (0, 0)), calm_s=0.01, work=asyncio.sleep)
     assert quiet.waited_s == pytest.approx(0.03)
     assert quiet.again(0.02, 0.02)
-    await quiet.wait(look, Theft, calm_s=0.01)  # patience is at its end
+    await quiet.wait(look, Theft, calm_s=0.01, work=asyncio.sleep)  # patience is at its end
     assert quiet.waited_s == pytest.approx(0.03)
 
 
@@ -202,7 +203,9 @@ async def test_a_host_that_is_not_quieter_for_minutes_is_measured_as_it_is() -> 
         return Host(0.0, 0.0, 0.2, 0.01)
 
     assert quiet.again(0.02, 0.02)
-    await quiet.wait(look, lambda: Theft(lambda: ((stolen := next(taken)), 20 * stolen)), calm_s=0.01)
+    await quiet.wait(
+        look, lambda: Theft(lambda: ((stolen := next(taken)), 20 * stolen)), calm_s=0.01, work=asyncio.sleep
+    )
     assert (quiet.waited_s, quiet.disturbed) == (pytest.approx(0.03), False)
 
 
@@ -211,5 +214,5 @@ async def test_a_round_may_lose_twice_what_others_take_of_its_host_at_any_time_u
     usual: int, kept: int, lost: int
 ) -> None:
     quiet, readings = Quiet(0.05, 0.0004, 0.15, 3, 0.0), chain([(0, 0)], repeat((usual, 10_000)))
-    assert await quiet.settle(lambda: Theft(lambda: next(readings)), calm_s=0.01) == usual / 10_000
+    assert await quiet.settle(lambda: Theft(lambda: next(readings)), calm_s=0.01, work=asyncio.sleep) == usual / 10_000
     assert [quiet.again(ticks / 10_000, 0.0) for ticks in (kept, lost)] == [False, True]

@@ -139,7 +139,7 @@ def test_an_arm_that_took_turns_is_held_against_the_bars_by_all_that_was_measure
     assert (own.barred, again.barred, whole.barred, rows["guard@80"].barred) == (False, False, True, True)
     assert own.attainment is not None
     assert whole.attainment == pytest.approx((own.attainment + 0.5) / 2)
-    assert whole.attainment_predicted == own.attainment_predicted
+    assert whole.attainment_predicted == pytest.approx(own.attainment_predicted)
     assert whole.harvest_s is None
 
 

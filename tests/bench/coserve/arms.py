@@ -52,7 +52,7 @@ def duel(load: str, seats: int) -> list[Cell]:
     """Users alone, the guard and a constant of a load, or a single seat where none kept the SLO (0), in the rest of its
     rounds: what seats cost is only known of the same minutes. Over the day, which has no such rest, users alone once
     more would take longer than all of it."""
-    arms = (GUARD, CONSTANT) if load == DAY and seats else (USERS, GUARD, CONSTANT)
+    arms = (GUARD, CONSTANT) if load == DAY else (USERS, GUARD, CONSTANT)
     return [Cell(arm, load, seats or 1, again=True) for arm in arms]
 
 

@@ -71,7 +71,7 @@ def beside(cells: Mapping[str, Record], arm: str, load: str, seats: int) -> Roun
 
 
 def _guarded(cells: Mapping[str, Record], load: str) -> tuple[Rounds, Rounds]:
-    """Users alone and the guard beside them in the same rounds: all of a load, those in turns too where both took them."""
+    """Users alone and the guard beside them in the same rounds: all of a load, in turns too where both took those."""
     alone, guarded = cells[Cell(USERS, load).key], cells[Cell(GUARD, load).key]
     count = min(len(cell["by_round"]) for cell in (alone, guarded))
     users, guard = rounds(alone, count), rounds(guarded, count)

@@ -16,6 +16,8 @@ import numpy as np
 from tests.bench.say import say
 
 SeenT = TypeVar("SeenT")
+Work = Callable[[float], Awaitable[None]]
+"""Of all processors, for so many seconds."""
 
 _STAT = Path("/proc/stat")
 _STEAL = 7
@@ -183,10 +185,12 @@ class Quiet:
     disturbed: bool = False
     """Whether what was measured last is to be measured again."""
 
-    async def settle(self, watch: Callable[[], Theft] = Theft, *, calm_s: float = _CALM_S) -> float | None:
+    async def settle(
+        self, watch: Callable[[], Theft] = Theft, *, calm_s: float = _CALM_S, work: Work = _work
+    ) -> float | None:
         """Allows for what others take of this host at any time; returns that, None where the system does not say."""
         async with (theft := watch()).seen():
-            await _work(calm_s)
+            await work(calm_s)
         self.allow(theft.share)
         return theft.share
 
@@ -201,6 +205,7 @@ class Quiet:
         *,
         pause_s: float = _AGAIN_S,
         calm_s: float = _CALM_S,
+        work: Work = _work,
     ) -> Host:
         """Returns the machine as it is when it is quiet, after three minutes in which it was not, or when patience is
         at its end."""
@@ -208,7 +213,7 @@ class Quiet:
             if not self.disturbed or self.waited_s >= self.patience_s:
                 break
             async with (theft := watch()).seen():
-                await _work(calm_s)
+                await work(calm_s)
             self.waited_s += calm_s
             self.disturbed = self._taken(theft.share, theft.moment)
         self.disturbed = False

@@ -28,7 +28,8 @@ DEFINITIONS: Mapping[str, str] = {
     "in turns": "users only, the guard and that constant, in turns, in the rest of the load's rounds (over the day the "
     "guard and the constant once more); a constant takes turns too where it broke the SLO in the rounds before by "
     f"{FEW_USERS} users or fewer",
-    "comparison": "of each load: arms beside users only in all the rounds that both have, those in turns too",
+    "comparison": "of each load: arms beside users only in all the rounds that both have, those in turns too (the day "
+    "has no such of users only)",
     "steal": "share of the processors' time that another guest of the same host had; rounds with more than plan.steal "
     "and than twice what it was in a busy minute at the start (usual_steal; at most 0.08 %), or than "
     "plan.steal_moment in any two seconds, are measured again, plan.repeats of a call at most; both bars are "

@@ -153,8 +153,7 @@ class Run:
     async def _duel(self, load: str, seats: int, *, most: int = _MOST_DUELS) -> bool:
         """Whether users alone, the guard and a constant have taken turns, now or before; not where the load had `most`
         of them, or no guard."""
-        left = self._missing(duel(load, seats))
-        if all(cell.arm == USERS for cell in left):  # alone it would be no turn
+        if not (left := self._missing(duel(load, seats))):
             return True
         if GUARD not in self._plan.arms or len(duels(self._figures.cells, load)) >= most:
             return False
@@ -220,7 +219,7 @@ def turns_of(cell: Cell, plan: Plan, rate: float) -> range:
     first = range(min(plan.sweep_rounds, plan.rounds))
     if cell.again:
         return range(len(first), plan.rounds) or first
-    return first if {GUARD, CONSTANT} <= {*plan.arms} else range(plan.rounds)
+    return first if cell.arm == CONSTANT or {GUARD, CONSTANT} <= {*plan.arms} else range(plan.rounds)
 
 
 @asynccontextmanager

@@ -49,7 +49,7 @@ def _same_machine(cells: Mapping[str, Record]) -> Verdict:
 
 
 def _lost(at: Mapping[str, Any], load: str) -> Verdict:
-    """In points, of all rounds."""
+    """In points, of all rounds that users alone had too."""
     lost = at[GUARD]["attainment_lost"] if GUARD in at else None
     return at_most(f"guard at {load}: points of users lost", None if lost is None else 100 * lost, 100 * MARGIN)
 
