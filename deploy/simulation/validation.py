@@ -13,7 +13,7 @@ ATTAINMENT_BAR = 0.02
 """Two percentage points."""
 HARVEST_BAR = 0.15
 """Share of what was measured."""
-_SEEDS = 8
+_SEEDS, _DAY = 8, "day"
 _BARRED = ("users", "guard")
 """Arms that the bars are for; the others are shown."""
 
@@ -78,21 +78,25 @@ def compare(bench: Bench, model: EngineModel, *, at: str, progress: Callable[[st
 
 
 def _judged(cells: Sequence[Cell], found: Sequence[Compared]) -> list[Compared]:
-    """The bars are for an arm at a load: where it took turns too, for all of its cells together."""
-    rows, pooled = list(found), list[Compared]()
-    for arm, load in dict.fromkeys((cell.arm, cell.load) for cell in cells if cell.arm in _BARRED):
+    """The bars are for an arm at a load: where it took turns too, for all of its cells together. Turns over the day are
+    the same day once more, perhaps an hour later, without users alone: they are shown."""
+    rows = [replace(one, barred=one.barred and not cell.again) for cell, one in zip(cells, found, strict=True)]
+    pooled = list[Compared]()
+    for arm, load in dict.fromkeys(
+        (cell.arm, cell.load) for cell in cells if cell.arm in _BARRED and cell.load != _DAY
+    ):
         places = [place for place, cell in enumerate(cells) if (cell.arm, cell.load) == (arm, load)]
         if len(places) > 1:
             pooled.append(_together([cells[place] for place in places], [found[place] for place in places]))
-        for place in places:
-            rows[place] = replace(found[place], barred=len(places) == 1)
+            for place in places:
+                rows[place] = replace(found[place], barred=False)
     return rows + pooled
 
 
 def _together(cells: Sequence[Cell], found: Sequence[Compared]) -> Compared:
     users, seconds = [cell.requests for cell in cells], [cell.seconds for cell in cells]
     return Compared(
-        cell=f"{cells[0].arm}@{cells[0].load}, all",
+        cell=f"{cells[0].arm}@{cells[0].load}, in turns too",
         barred=True,
         attainment=_mean([one.attainment for one in found], users),
         attainment_interval=None,

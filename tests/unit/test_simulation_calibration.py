@@ -135,12 +135,15 @@ def test_an_arm_that_took_turns_is_held_against_the_bars_by_all_that_was_measure
     cells["users-8@80-again"] = {**cells["users@80"], "again": True, "attainment": 0.5}
     bench = Bench.model_validate({**content, "cells": cells})
     rows = {one.cell: one for one in compare(bench, found, at="50", progress=silent)}
-    own, again, whole = (rows[key] for key in ("users@80", "users-8@80-again", "users@80, all"))
+    own, again, whole = (rows[key] for key in ("users@80", "users-8@80-again", "users@80, in turns too"))
     assert (own.barred, again.barred, whole.barred, rows["guard@80"].barred) == (False, False, True, True)
     assert own.attainment is not None
     assert whole.attainment == pytest.approx((own.attainment + 0.5) / 2)
     assert whole.attainment_predicted == pytest.approx(own.attainment_predicted)
     assert whole.harvest_s is None
+    day = {**cells["guard@80"], "load": "day"}
+    bench = Bench.model_validate({**content, "cells": {"guard@day": day, "guard-8@day-again": {**day, "again": True}}})
+    assert [one.barred for one in compare(bench, found, at="50", progress=silent)] == [True, False]
 
 
 @pytest.mark.parametrize(
