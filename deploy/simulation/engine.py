@@ -77,7 +77,7 @@ class Engine:
         alone = self._turns.next(awaited=bool(of_users))
         if alone:
             rollouts, of_rollouts = 0, []
-        prefill = self._prefill([*of_users, *of_rollouts], users + rollouts) if of_users or of_rollouts else {}
+        prefill = self._prefill([*of_users, *of_rollouts], users + rollouts)
         slowness *= self._beside_adapters if rollouts or of_rollouts else 1.0
         seconds = self._model.step_s(rollouts, users, prefill=sum(prefill.values())) * self._drift(now) * slowness
         self._step = _Step(now + seconds, now, prefill, alone)

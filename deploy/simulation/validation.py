@@ -13,7 +13,8 @@ ATTAINMENT_BAR = 0.02
 """Two percentage points."""
 HARVEST_BAR = 0.15
 """Share of what was measured."""
-_SEEDS, _DAY = 8, "day"
+_SEEDS = 8
+_DAY = "day"
 _BARRED = ("users", "guard")
 """Arms that the bars are for; the others are shown."""
 
@@ -80,17 +81,17 @@ def compare(bench: Bench, model: EngineModel, *, at: str, progress: Callable[[st
 def _judged(cells: Sequence[Cell], found: Sequence[Compared]) -> list[Compared]:
     """The bars are for an arm at a load: where it took turns too, for all of its cells together. Turns over the day are
     the same day once more, perhaps an hour later, without users alone: they are shown."""
-    rows = [replace(one, barred=one.barred and not cell.again) for cell, one in zip(cells, found, strict=True)]
-    pooled = list[Compared]()
-    for arm, load in dict.fromkeys(
-        (cell.arm, cell.load) for cell in cells if cell.arm in _BARRED and cell.load != _DAY
-    ):
-        places = [place for place, cell in enumerate(cells) if (cell.arm, cell.load) == (arm, load)]
-        if len(places) > 1:
-            pooled.append(_together([cells[place] for place in places], [found[place] for place in places]))
-            for place in places:
-                rows[place] = replace(found[place], barred=False)
-    return rows + pooled
+    turned = dict.fromkeys(
+        (one.arm, one.load) for one in cells if one.arm in _BARRED and one.again and one.load != _DAY
+    )
+    rows = [
+        replace(one, barred=one.barred and not cell.again and (cell.arm, cell.load) not in turned)
+        for cell, one in zip(cells, found, strict=True)
+    ]
+    for key in turned:
+        places = [place for place, cell in enumerate(cells) if (cell.arm, cell.load) == key]
+        rows.append(_together([cells[place] for place in places], [found[place] for place in places]))
+    return rows
 
 
 def _together(cells: Sequence[Cell], found: Sequence[Compared]) -> Compared:

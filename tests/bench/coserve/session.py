@@ -35,9 +35,10 @@ _WRITER_S = 86_400.0
 _ARRIVAL_PAUSE_S = (0.1, 0.9)
 """Less than there is between two heartbeats: what the newest says of the seats is to be true of the arrival."""
 _FULL_S = 60.0
-_MORE = 1.1
 _ARRIVAL_TOKENS = 16
 """Enough to see how long a step takes; the first is what counts."""
+_DAY_MORE = 1.1
+"""Times the users that a day is to have, on average: a seed's day may have fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,13 +222,13 @@ def users_of(plan: Plan, rate: float) -> int:
 
 
 def day_s(plan: Plan, rate: float) -> float:
-    """Of a day in whose busiest hour users come at `rate` a second: so long that its users are enough for an arm, by a
-    tenth more than on average, since a day may have fewer.
+    """Seconds of a day in whose busiest hour users come at `rate` a second: `plan.day_s`, or so many that its users are
+    enough for an arm.
 
     >>> day_s(Plan(), 10.0), round(day_s(Plan(), 2.0), -1)
     (200.0, 390.0)
     """
-    return max(plan.day_s, _MORE * plan.users / (rate * day_mean(plan.seed)))
+    return max(plan.day_s, _DAY_MORE * plan.users / (rate * day_mean(plan.seed)))
 
 
 @asynccontextmanager
