@@ -9,6 +9,7 @@ from pathlib import Path
 from rollout.board import CurrentVersion, PushPath
 from rollout.errors import WeightsError
 from rollout.weights import MANIFEST, WeightManifest, read_manifest, verify_buckets
+from services.staging import begun, given_up
 
 _LOOK_S = 0.01
 
@@ -41,9 +42,14 @@ def from_artefact(run: str, current: CurrentVersion, accept: Callable[[WeightMan
 
 
 async def copied(directory: Path, *, within_s: float) -> None:
-    """Returns when the receiver of this host has sealed its copy. Raises WeightsError when it does not in time."""
+    """Returns when the receiver of this host has sealed its copy. Raises WeightsError when it does not in time, and at
+    once when it never will."""
     until = time.monotonic() + within_s
+    seen = False
     while not (directory / MANIFEST).exists():
+        before, seen = seen, begun(directory)  # one never seen may still come: its receiver acked before it begins
+        if why := "it went on to another version" if before and not seen else given_up(directory):
+            raise WeightsError(f"the receiver of this host gave up {directory}: {why}")
         if time.monotonic() > until:
             raise WeightsError(f"the receiver of this host did not finish {directory}")
         await asyncio.sleep(_LOOK_S)

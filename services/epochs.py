@@ -47,18 +47,26 @@ class Epochs:
     async def receive(self, invitation: Invitation) -> Delivery | None:
         """None when this replica came too late for the epoch or cannot receive with its backend. Raises WeightsError,
         StoreUnavailable and OSError."""
-        artefact = Path(invitation.directory)
-        manifest = await asyncio.to_thread(read_manifest, artefact)
+        manifest = await asyncio.to_thread(read_manifest, Path(invitation.directory))
         self._accept(invitation, manifest)
         if (receiver := await self._receiver(invitation)) is None:
             return None
+        delivery = None
+        try:
+            delivery = await self._take_part(invitation, receiver, manifest)
+        finally:
+            # It acked, so others of this host may wait for its copy, whether it heard of the group or not.
+            if delivery is None:
+                self._staging.fail(self._copy_name(invitation))
+        return delivery
+
+    async def _take_part(self, invitation: Invitation, receiver: Receiver, manifest: WeightManifest) -> Delivery | None:
         await self._board.ack(self._fleet, invitation.epoch, self._replica, f"{self._host}/{self._staging.place}")
         if (membership := await self._membership(invitation)) is None:
             return None
         started = time.monotonic()
         if rank := membership.ranks.get(self._replica):
-            name = self._staging.of(self._replica, invitation.version, invitation.epoch).name
-            directory = await asyncio.to_thread(self._staging.open, name, manifest.num_bytes)
+            directory = await asyncio.to_thread(self._staging.open, self._copy_name(invitation), manifest.num_bytes)
             size = len(membership.ranks) + 1
             await collective.receive(invitation, receiver, rank=rank, size=size, manifest=manifest, directory=directory)
         elif leader := membership.followers.get(self._replica):
@@ -68,7 +76,11 @@ class Epochs:
         else:
             return None
         receive_s = time.monotonic() - started
+        artefact = Path(invitation.directory)
         return Delivery(invitation.run, manifest, directory, artefact, PushPath.COLLECTIVE, invitation.epoch, receive_s)
+
+    def _copy_name(self, invitation: Invitation) -> str:
+        return self._staging.of(self._replica, invitation.version, invitation.epoch).name
 
     async def _receiver(self, invitation: Invitation) -> Receiver | None:
         """Who receives with its backend; None is a refusal. Asked before the ack: whoever acks must be able to join."""

@@ -1,6 +1,7 @@
 """Where weights wait between arriving and being loaded: shared memory by default, one directory a replica process.
 
 <root>/nightshift-<uid>/<replica>/v00000007-e3/     manifest.json is written last
+                                  v00000007-e3.failed   no manifest will come any more
                                   in-use            locked while its replica lives
 """
 
@@ -9,7 +10,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +19,7 @@ from rollout.weights import MANIFEST, WeightManifest
 
 _HEADROOM = 1.1
 _IN_USE = "in-use"
+_FAILED = ".failed"
 _SWEEP = ".sweep"
 
 
@@ -73,8 +75,18 @@ class Staging:
     def clear(self) -> None:
         """What lies there takes memory, the host's own where it is /dev/shm."""
         for old in self._own.iterdir():
-            if old.name != _IN_USE:
+            if old.name.endswith(_FAILED):
+                old.unlink()
+            elif old.name != _IN_USE:
                 shutil.rmtree(old)
+
+    def fail(self, name: str) -> None:
+        """Whoever waits for the copy `name` is to wait no longer, whether it was begun or not. Raises nothing: without
+        the mark they wait until their deadline."""
+        with suppress(OSError):
+            for old in self._own.glob(f"*{_FAILED}"):
+                old.unlink()
+            (self._own / f"{name}{_FAILED}").touch()  # beside it and empty: a full file system has room for that
 
     def of(self, replica: str, version: int, epoch: int) -> Path:
         """Where a replica of this host stages what it received in an epoch.
@@ -121,6 +133,18 @@ def seal(directory: Path, manifest: WeightManifest) -> None:
     partial.rename(directory / MANIFEST)
 
 
+def begun(directory: Path) -> bool:
+    """Whether a receiver has made the place of its copy, and not gone on to another version."""
+    return directory.exists()
+
+
+def given_up(directory: Path) -> str:
+    """Why a copy of another replica of this host, where it is not sealed yet, never will be; empty while it may be."""
+    if directory.with_name(f"{directory.name}{_FAILED}").exists():
+        return "it failed to receive"
+    return "" if _in_use(directory.parent) else "its process is gone"
+
+
 def replica_name(host: str, pid: int, nonce: str) -> str:
     """Unique per process incarnation."""
     return f"{host}-{pid}-{nonce}"
@@ -144,7 +168,7 @@ def _in_use(directory: Path) -> bool:
     """Whether a living process holds it; a process number would mean nothing in another container."""
     try:
         with (directory / _IN_USE).open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: several may look at once
     except FileNotFoundError:
         return False
     except OSError:  # locked, or nothing is known of it
