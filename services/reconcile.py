@@ -91,7 +91,7 @@ class Reconciler:
         )
         self._turn = turn
         self._tokens: dict[str, int] = {}
-        self._last_epoch = 0
+        self._joined: Invitation | None = None
         self._tries = Tries(config.watchdog_s)
         self._keeping = Keeping(board, fleet=fleet, model=model)
         self._target: CurrentVersion | None = None
@@ -299,7 +299,7 @@ class Reconciler:
     def _wanted(self, invitation: Invitation, run: str) -> bool:
         return (
             invitation.run == run
-            and invitation.epoch > self._last_epoch
+            and invitation != self._joined  # not by its number: a Redis that lost its data counts anew
             and not self._has(run, invitation.version)
             and (self.run_name != run or invitation.version > self.version)
             and self._newest_token(run, invitation.fencing_token)
@@ -308,7 +308,7 @@ class Reconciler:
 
     async def _join(self, invitation: Invitation) -> None:
         """Take part in one epoch; whatever goes wrong is left to the artefact."""
-        self._last_epoch = invitation.epoch
+        self._joined = invitation
         with self._arrival(invitation.run):
             try:
                 delivery = await self._epochs.receive(invitation)
