@@ -7,7 +7,13 @@ from typing import Any
 from rollout.errors import ConfigError
 
 _FREE = frozenset({"_name_or_path", "transformers_version", "use_cache", "dtype", "torch_dtype"})
-"""What `config.json` may say differently: none of it changes what an engine builds."""
+"""What `config.json`, and a model's config inside it, may say differently: none of it changes what an engine builds."""
+_QUANTIZATION = frozenset({"quantization_config", "compression_config"})
+"""In which a `dtype` is that of what is stored."""
+_TYPED = ("text_config", "vision_config", "encoder_config")
+"""Whose type vLLM takes where `config.json` itself says none, in its order."""
+_SHOWN, _SHOWN_BEFORE = 60, 20
+"""Characters of a value in a message, and how many of them come before the first that differs."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 
 
@@ -31,8 +37,9 @@ def check_twins(policy: Path, production: Path, *, dtype: str) -> None:
 
 
 def _unlike(policy: Path, production: Path, what: str, ours: object, theirs: object) -> ConfigError:
+    here, there = _shown(ours, theirs)
     return ConfigError(
-        f"lending.production.path={production} has {what}={_shown(theirs)}, model.path={policy} has {_shown(ours)}: a "
+        f"lending.production.path={production} has {what}={there}, model.path={policy} has {here}: a "
         "lent replica only swaps weights, so both need one architecture, tokenizer and chat template; give a "
         "production model like the policy, or a fleet of its own to each"
     )
@@ -40,10 +47,26 @@ def _unlike(policy: Path, production: Path, what: str, ours: object, theirs: obj
 
 def _architecture(model: Path, dtype: str) -> dict[str, Any]:
     config = _json(model / "config.json")
-    found = {name: value for name, value in config.items() if name not in _FREE}
+    found = _built(config)
     if dtype == "auto":
-        found["dtype"] = config.get("dtype", config.get("torch_dtype"))
+        found["dtype"] = _type(config)
     return found
+
+
+def _built(config: dict[str, Any]) -> dict[str, Any]:
+    """What of it an engine is built from, in one order."""
+    return {
+        name: _built(value) if isinstance(value, dict) and name not in _QUANTIZATION else value
+        for name, value in sorted(config.items())
+        if name not in _FREE
+    }
+
+
+def _type(config: dict[str, Any]) -> str | None:
+    """Of the weights, as far as a config says it."""
+    typed = (config, *(part for name in _TYPED if isinstance(part := config.get(name), dict)))
+    said = (part.get("dtype") or part.get("torch_dtype") for part in typed)
+    return next((dtype for dtype in said if dtype), None)
 
 
 def _ends(model: Path) -> list[int]:
@@ -80,6 +103,22 @@ def _size(file: Path) -> str:
     return f"other {file.stat().st_size} bytes" if file.is_file() else "none"
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+def _shown(ours: object, theirs: object) -> tuple[str, str]:
+    """Both, cut to where they begin to differ.
+
+    >>> _shown(64, 128)
+    ('64', '128')
+    >>> _shown("a" * 70 + "bc", "a" * 70 + "d")
+    ("...aaaaaaaaaaaaaaaaaaaabc'", "...aaaaaaaaaaaaaaaaaaaad'")
+    """
+    here, there = repr(ours), repr(theirs)
+    if max(len(here), len(there)) <= _SHOWN:
+        return here, there
+    unlike = (at for at, pair in enumerate(zip(here, there, strict=False)) if pair[0] != pair[1])
+    begin = max(0, next(unlike, min(len(here), len(there))) - _SHOWN_BEFORE)
+    return _cut(here, begin), _cut(there, begin)
+
+
+def _cut(text: str, begin: int) -> str:
+    end = begin + _SHOWN
+    return f"{'...' if begin else ''}{text[begin:end]}{'...' if end < len(text) else ''}"

@@ -112,6 +112,67 @@ def test_another_architecture_or_type_is_refused(tmp_path: Path, changes: dict[s
     assert value != CONFIG[name]
 
 
+def test_models_inside_a_model_may_differ_in_what_does_not_matter_too(tmp_path: Path) -> None:
+    other = {"_name_or_path": "elsewhere", "transformers_version": "5.0", "use_cache": False, "torch_dtype": "float16"}
+    policy = model(tmp_path / "policy", text_config={"depth": 2, "vision_config": {"size": 8}}, audio_config=None)
+    production = model(
+        tmp_path / "production", text_config={"vision_config": {"size": 8, **other}, **other, "depth": 2}
+    )
+    check_twins(policy, production, dtype="auto")
+
+
+def test_models_of_which_one_has_none_inside_are_refused(tmp_path: Path) -> None:
+    policy = model(tmp_path / "policy", text_config=None, vision_config=None, dtype=None)
+    production = model(tmp_path / "production", text_config={"depth": 2}, vision_config=None, dtype=None)
+    with pytest.raises(ConfigError, match=r"has text_config=\{'depth': 2\}, .* has None"):
+        check_twins(policy, production, dtype="auto")
+
+
+def test_types_that_weights_are_stored_in_matter(tmp_path: Path) -> None:
+    policy, production = (
+        model(tmp_path / dtype, quantization_config={"weight": {"dtype": dtype}}) for dtype in ("fp8_e4m3", "int8")
+    )
+    with pytest.raises(ConfigError, match=r"quantization_config=.*int8.*fp8_e4m3"):
+        check_twins(policy, production, dtype="float32")
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("part", ["text_config", "vision_config", "encoder_config"])
+def test_a_type_that_only_a_model_inside_says_is_compared_where_the_engine_takes_it(
+    tmp_path: Path, part: str, key: str
+) -> None:
+    policy, production = (
+        model(tmp_path / dtype, dtype=None, **{part: {"depth": 2, key: dtype}}) for dtype in ("float16", "bfloat16")
+    )
+    check_twins(policy, production, dtype="float32")
+    with pytest.raises(ConfigError, match=r"has dtype='bfloat16', .* has 'float16'"):
+        check_twins(policy, production, dtype="auto")
+
+
+def test_a_type_is_the_same_wherever_it_is_said(tmp_path: Path) -> None:
+    policy = model(tmp_path / "policy", dtype="bfloat16", text_config={"depth": 2, "dtype": "float32"})
+    production = model(tmp_path / "production", dtype=None, text_config={"depth": 2, "torch_dtype": "bfloat16"})
+    check_twins(policy, production, dtype="auto")
+
+
+def test_long_values_are_shown_where_they_differ(tmp_path: Path) -> None:
+    names = {f"{number:02}": "same" for number in range(40)}
+    policy = model(tmp_path / "policy", id2label={**names, "20": "left"})
+    production = model(tmp_path / "production", id2label={**dict(reversed(names.items())), "20": "right"})
+    with pytest.raises(ConfigError) as refused:
+        check_twins(policy, production, dtype="auto")
+    shown = str(refused.value)
+    assert "'20': 'right'" in shown
+    assert "'20': 'left'" in shown
+    assert "..., model.path=" in shown
+    assert shown.count("'same'") < 12
+    (production / "config.json").write_text((policy / "config.json").read_text())
+    for directory, end in ((policy, "one"), (production, "two")):
+        (directory / "chat_template.jinja").write_text("{{ messages }}" * 20 + end)
+    with pytest.raises(ConfigError, match=r"chat template=\.\.\..*two', .* has \.\.\..*one'"):
+        check_twins(policy, production, dtype="auto")
+
+
 @pytest.mark.parametrize("file", ["tokenizer.json", "chat_template.jinja"])
 def test_another_tokenizer_or_chat_template_is_refused(tmp_path: Path, file: str) -> None:
     policy, production = model(tmp_path / "policy"), model(tmp_path / "production")
