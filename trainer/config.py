@@ -130,9 +130,10 @@ class PushConfig(Settings):
     host: str = "127.0.0.1"
     """Address, of the node where the policy's first worker runs, that replicas reach."""
     invite_s: float = Field(default=3.0, gt=0)
-    """Longest wait for the live replicas to accept an epoch; it starts as soon as all did."""
+    """Longest wait for the live replicas to accept an epoch; it starts as soon as all did. Below form_timeout_s."""
     op_timeout_s: float = Field(default=10.0, gt=0)
     form_timeout_s: float = Field(default=15.0, gt=0)
+    """Longest wait of a replica that accepted for its place in the group, and of each member for the others."""
     deadline_s: float = Field(default=60.0, gt=0)
     """Over everything; then training goes on and stragglers catch up by artefact."""
     bucket_bytes: int = Field(default=268_435_456, ge=4096)
@@ -145,6 +146,11 @@ class PushConfig(Settings):
     def _timeouts(self) -> "PushConfig":
         if self.form_timeout_s <= self.op_timeout_s:
             raise ValueError(f"form_timeout_s={self.form_timeout_s} must be above op_timeout_s={self.op_timeout_s}")
+        if self.invite_s >= self.form_timeout_s:
+            raise ValueError(
+                f"push.invite_s={self.invite_s} must be below push.form_timeout_s={self.form_timeout_s}: a replica that"
+                " accepted waits no longer than that for the group, which is made when invite_s is over"
+            )
         return self
 
 

@@ -47,7 +47,7 @@ def test_the_store_holds_the_keys_of_the_newest_epoch_alone(tmp_path: Path) -> N
 
 
 def test_a_member_that_does_not_come_is_waited_for_as_long_as_forming_may_take() -> None:
-    config = PushConfig(op_timeout_s=0.1, form_timeout_s=0.5)
+    config = PushConfig(invite_s=0.1, op_timeout_s=0.1, form_timeout_s=0.5)
     started = time.monotonic()
     with pytest.raises(RuntimeError):
         Broadcaster("127.0.0.1").send(1, 2, [], config)
@@ -59,7 +59,7 @@ def test_an_epoch_that_failed_does_not_hold_up_the_next(tmp_path: Path) -> None:
     file.write_bytes(BODY)
     broadcaster, received = Broadcaster("127.0.0.1"), list[bytes]()
     with pytest.raises(RuntimeError):
-        broadcaster.send(1, 2, [file], PushConfig(op_timeout_s=0.1, form_timeout_s=0.5))
+        broadcaster.send(1, 2, [file], PushConfig(invite_s=0.1, op_timeout_s=0.1, form_timeout_s=0.5))
     receiver = threading.Thread(target=receive, args=(broadcaster.port, 2, received))
     receiver.start()
     broadcaster.send(2, 2, [file], PushConfig())

@@ -26,7 +26,7 @@ from services.transports import form_gloo
 from trainer.broadcast import Broadcaster, BroadcastResult
 from trainer.config import PushConfig
 
-CONFIG = PushConfig(backend="nccl", op_timeout_s=1.0, form_timeout_s=2.0, deadline_s=20.0)
+CONFIG = PushConfig(backend="nccl", invite_s=1.0, op_timeout_s=1.0, form_timeout_s=2.0, deadline_s=20.0)
 """For epochs that fail."""
 PATIENT = PushConfig(backend="nccl")
 """For epochs that arrive, on a busy machine too."""
