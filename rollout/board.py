@@ -31,6 +31,12 @@ class ReplicaState(StrEnum):
     DEAD = "dead"
     """Its engine will not answer any more; Serve replaces the process."""
     RETIRED = "retired"
+    """It leaves the fleet: Serve sends it no users any more."""
+
+
+ANSWERING = frozenset({ReplicaState.STALE, ReplicaState.HEALTHY})
+"""States in which a replica answers the users that come to it, those included who wait while it changes its weights. A
+suspect one lets them in, and none of them gets a token."""
 
 
 class ReplicaRole(StrEnum):
@@ -195,6 +201,11 @@ class Heartbeat:
     def serves(self) -> bool:
         """Whether users' requests go to it."""
         return self.role in {None, ReplicaRole.SERVING}
+
+    @property
+    def answers(self) -> bool:
+        """Whether they get an answer there."""
+        return self.serves and self.state in ANSWERING
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,8 @@ class RedisBoard:
     # replicas
 
     async def heartbeat(self, fleet: str, beat: Heartbeat, *, ttl_s: float) -> None:
-        await self._fleet_script("board_beat", fleet, "beats", beat.replica, _json(beat), _ms(ttl_s))
+        args = (beat.replica, _json(beat), _ms(ttl_s), int(beat.answers))
+        await self._fleet_script("board_beat", fleet, "beats", *args)
 
     async def retire(self, fleet: str, replica: str) -> None:
         await self._fleet_script("board_retire", fleet, "beats", replica)

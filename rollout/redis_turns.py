@@ -12,7 +12,7 @@ class RedisTurns:
 
     async def take(self, replica: str, *, share: float, ttl_s: float) -> bool:
         """Whether it has a turn now, for `ttl_s`, until `end`, or until its heartbeats end: at most so large a share of
-        the fleet's live replicas have one, and at least one has."""
+        the fleet's replicas that answer users have one, and at least one has."""
         return bool(await self._store.script("board_turn", self._key, replica, share, max(1, round(ttl_s * 1000))))
 
     async def end(self, replica: str) -> None:

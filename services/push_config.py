@@ -18,8 +18,8 @@ class PushConfig(Settings):
     """Longest pause of generation for one push. A version is also prepared, waits for its turn and is checked no longer
     than this, each."""
     still_share: float = Field(default=0.5, gt=0, le=1)
-    """Of the replicas, those that may pause for one push at once, and at least one; others wait for their turn. Of
-    `sharing.mode` live alone: in others nobody's users feel it."""
+    """Of the replicas that answer users, those that may pause for one push at once, and at least one; others wait for
+    their turn. Of `sharing.mode` live alone: in others nobody's users feel it."""
     poll_s: float = Field(default=0.05, gt=0, le=10)
     staging_dir: str = "/dev/shm"  # noqa: S108 - shared memory is the point; each user has a 0700 directory in it
     collective: bool = True

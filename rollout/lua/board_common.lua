@@ -20,17 +20,21 @@ local function allow_when_full()
 end
 
 -- Forget the heartbeats that have expired. One that expires further ahead than twice the longest was ever to last is of a
--- clock that was set back since: its replica sends another one soon, or is gone.
+-- clock that was set back since: its replica sends another one soon, or is gone. Who answers users is looked through by
+-- its own times too: an older release, which keeps no such list, leaves in it whom it forgets.
 local function forget_silent(now)
-  local expiry, longest = F .. 'expiry', redis.call('GET', F .. 'longest_beat')
-  local silent = redis.call('ZRANGEBYSCORE', expiry, '-inf', int(now))
-  if longest then
-    for _, replica in ipairs(redis.call('ZRANGEBYSCORE', expiry, '(' .. int(now + 2 * longest), '+inf')) do
-      silent[#silent + 1] = replica
+  local longest = redis.call('GET', F .. 'longest_beat')
+  for _, times in ipairs({F .. 'expiry', F .. 'answering'}) do
+    local silent = redis.call('ZRANGEBYSCORE', times, '-inf', int(now))
+    if longest then
+      for _, replica in ipairs(redis.call('ZRANGEBYSCORE', times, '(' .. int(now + 2 * longest), '+inf')) do
+        silent[#silent + 1] = replica
+      end
     end
-  end
-  for _, replica in ipairs(silent) do
-    redis.call('HDEL', F .. 'beats', replica)
-    redis.call('ZREM', expiry, replica)
+    for _, replica in ipairs(silent) do
+      redis.call('HDEL', F .. 'beats', replica)
+      redis.call('ZREM', F .. 'expiry', replica)
+      redis.call('ZREM', F .. 'answering', replica)
+    end
   end
 end

@@ -180,6 +180,7 @@ async def test_a_fleet_forgets_whom_it_heard_at_a_later_time(
     fault.fired = True
     assert await turns.take("next", share=0.5, ttl_s=5)
     assert await board.replicas(fleet) == []
+    assert await redis_store.command("ZCARD", f"test:{{{fleet}}}:fleet:answering") == 0
     assert await wishes.lead(fleet, "next", ttl_s=5) == 2
     assert await board.invitation(fleet) is None
 
@@ -187,7 +188,8 @@ async def test_a_fleet_forgets_whom_it_heard_at_a_later_time(
 async def set_back(store: RedisStore, fleet: str) -> None:
     """To a server whose clock is an hour behind, what it wrote lies an hour further ahead."""
     prefix = f"test:{{{fleet}}}:fleet:"
-    await store.command("ZINCRBY", f"{prefix}expiry", HOUR_MS, "gone")
+    for times in ("expiry", "answering"):
+        await store.command("ZINCRBY", f"{prefix}{times}", HOUR_MS, "gone")
     await store.command("ZINCRBY", f"{prefix}turns", HOUR_MS, "hangs")
     await store.command("HINCRBY", f"{prefix}lender", "until", HOUR_MS)
     await store.command("HINCRBY", f"{prefix}epoch", "deadline", HOUR_MS)
