@@ -214,7 +214,7 @@ def test_a_hung_server_on_record_is_replaced_by_who_holds_the_lock_and_not_by_it
 ) -> None:
     monkeypatch.setattr(deploy.embedded_redis, "_START_S", 3.0)
     monkeypatch.setattr(deploy.embedded_redis, "_STOP_S", 0.5)
-    monkeypatch.setattr(deploy.redis_wire, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(deploy.redis_wire, "_ANSWER_S", 2.0)
     hung = running.pid
     os.kill(hung, signal.SIGSTOP)
     bystander = subprocess.Popen(["sleep", "60"])
