@@ -142,6 +142,11 @@ class GroupWork:
             async with asyncio.timeout(seconds):
                 await self._parted.wait()
 
+    def abandon(self) -> None:
+        """It is about to be cancelled, and hands nothing in."""
+        for run in self._runs:
+            run.abandon()
+
     def leave(self) -> None:
         """Give all seats and places in the line back."""
         for run in self._runs:

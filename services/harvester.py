@@ -350,9 +350,7 @@ class Harvester:
         """Abort work on a lease that is another's now, or for whose farewell no time is left."""
         if held.task.done():
             return
-        # a request that is cancelled takes what it has with it
-        self.tally.generated += held.work.in_flight
-        self.tally.lost += held.work.unsaved
+        held.work.abandon()
         held.task.cancel()
 
     async def _renew_forever(self) -> None:

@@ -40,7 +40,7 @@ class Generation(Protocol):
 
     @property
     def size(self) -> int:
-        """How many tokens it has now; 0 once it has ended."""
+        """How many tokens it has now; once it has ended, no fewer than it was last seen to have."""
         ...
 
     @property
@@ -242,6 +242,12 @@ class SampleRun:
         """Go on, at the place in the line that its age gives it."""
         self._may_go_on.set()
 
+    def abandon(self) -> None:
+        """It is about to be cancelled: its request takes what it has with it."""
+        self._tally.generated += self.in_flight
+        self._tally.lost += self.unsaved
+        self._generation, self._saved = None, tokens(self.kept)
+
     def leave(self) -> None:
         """Give the seat or the place in the line back, whatever became of `run`."""
         if self._ticket is not None:
@@ -299,7 +305,11 @@ class SampleRun:
         return len(self._request.prompt_ids) + tokens(self.kept)
 
     def _take(self, stretch: Partial | None, reused: int) -> None:
-        self._tally.generated += tokens(stretch)
+        if self.seated:  # else it was abandoned, and is counted
+            # of a request that failed nothing may be left, but who reads the tally has seen its tokens
+            gone = max(0, self.in_flight - tokens(stretch))
+            self._tally.generated += tokens(stretch) + gone
+            self._tally.lost += gone
         if self.kept is not None and tokens(stretch):  # without a token it was cut before its turn
             self._tally.prefilled_again += self._size() - reused
         self.kept = joined(self.kept, stretch)

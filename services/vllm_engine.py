@@ -300,7 +300,7 @@ class VllmGeneration:
         self._id = _own_id()
         self._ended = asyncio.Event()
         self._cut = False
-        self.reused = 0
+        self._size = self.reused = 0
 
     async def ended(self) -> Partial | None:
         """Raises GenerationError."""
@@ -323,8 +323,9 @@ class VllmGeneration:
 
     @property
     def size(self) -> int:
-        state = self._state()
-        return 0 if state is None else int(state.detokenizer.num_output_tokens())
+        if (state := self._state()) is not None:
+            self._size = int(state.detokenizer.num_output_tokens())
+        return self._size
 
     def so_far(self, start: int = 0) -> Partial | None:
         """From the engine client's own record of the request, which grows token by token."""

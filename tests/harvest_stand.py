@@ -44,6 +44,8 @@ class Engine:
         self.most_running = 0
         self.started, self.idle = asyncio.Event(), asyncio.Event()
         self.fail: Exception | None = None
+        self.forgets = False
+        """Leaves nothing of a sample that fails."""
         self.dead = False
         self.reused = 0
         """Tokens of a prompt that its prefix cache has."""
@@ -78,7 +80,7 @@ class Generation:
         self._cut = asyncio.Event()
         self.version = engine.version
         self.over = False
-        self.made = 0
+        self.made = self._size = 0
         self.reused = engine.reused
 
     async def ended(self) -> Partial | None:
@@ -91,6 +93,7 @@ class Generation:
             await asyncio.wait([opened, cut], return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)
             if engine.fail:
+                self.over = engine.forgets
                 raise engine.fail
             found, self.over = self.so_far(), True
             if self._cut.is_set():
@@ -109,10 +112,12 @@ class Generation:
 
     @property
     def size(self) -> int:
-        return 0 if self.over else self._engine.written + self.made
+        if not self.over:
+            self._size = self._engine.written + self.made
+        return self._size
 
     def so_far(self, start: int = 0) -> Partial | None:
-        size = self.size - start
+        size = 0 if self.over else self.size - start
         return Partial((7,) * size, (-1.0,) * size, (VersionSpan(self.version, 0, size),)) if size > 0 else None
 
     async def cut(self) -> None:
