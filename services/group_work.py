@@ -160,6 +160,8 @@ class GroupWork:
         generated_s = time.monotonic() - started
         rewards = await self._unless_parted(self._score())
         timings = Timings(leased_at, generated_s, rewarded_s=time.monotonic() - started - generated_s)
+        for run in self._runs:
+            run.take_up()
         samples = [run.kept for run in self._runs if run.kept is not None]
         texts = [run.text for run in self._runs]
         return scored_group(

@@ -103,7 +103,8 @@ class Tally:
     preempted: int = 0
     """That samples had when that happened."""
     salvaged: int = 0
-    """That samples went on from: of an earlier attempt, here or elsewhere, or from before a cut."""
+    """That samples went on from: of an earlier attempt, here or elsewhere, or from before a cut. Those of a sample that
+    an earlier attempt ended, when its group is scored."""
     prefilled_again: int = 0
     """Prompt and response tokens that the engine computed once more to go on from those; not what its prefix cache
     had."""
@@ -161,7 +162,8 @@ class SampleRun:
         self._saved = tokens(self.kept)
         self.text = ""
         self._ticket = None if self.finished else self._ask()
-        tally.salvaged += tokens(self.kept)
+        self._not_taken_up = tokens(self.kept)
+        """Of `kept`, tokens that it has not gone on from yet."""
 
     @property
     def finished(self) -> bool:
@@ -242,6 +244,11 @@ class SampleRun:
         """Go on, at the place in the line that its age gives it."""
         self._may_go_on.set()
 
+    def take_up(self) -> None:
+        """It has gone on from what there was of it, or that was all of it and is handed in."""
+        self._tally.salvaged += self._not_taken_up
+        self._not_taken_up = 0
+
     def abandon(self) -> None:
         """It is about to be cancelled: its request takes what it has with it."""
         self._tally.generated += self.in_flight
@@ -287,8 +294,6 @@ class SampleRun:
                 task.cancel()
         if not self.finished and (cause := self._cut_cause(ticket)) is not None:
             self._tally.cut(cause, tokens(self.kept))
-        if not (self.finished or self._parting):
-            self._tally.salvaged += tokens(self.kept) - len(before)
 
     def _cut_cause(self, ticket: Ticket) -> CutCause | None:
         """None where nobody asked for its seat and it was only to part."""
@@ -312,11 +317,13 @@ class SampleRun:
             self._tally.lost += gone
         if self.kept is not None and tokens(stretch):  # without a token it was cut before its turn
             self._tally.prefilled_again += self._size() - reused
+            self.take_up()
         self.kept = joined(self.kept, stretch)
+        self._not_taken_up += 0 if self.finished else tokens(stretch)
 
     def _start_anew(self) -> None:
         self._tally.lost += tokens(self.kept)
-        self.kept, self._saved, self._origin = None, 0, next(self._origins)
+        self.kept, self._saved, self._not_taken_up, self._origin = None, 0, 0, next(self._origins)
 
 
 async def _cut_when(wanted: asyncio.Future[None], generation: Generation) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from rollout.errors import RewardError
 from rollout.salvage import Chunk, assembled
-from rollout.types import FinishReason, GroupState, Partial, Sampling, VersionSpan
+from rollout.types import FinishReason, GroupState, Partial, Purpose, Sampling, VersionSpan
 from tests.harvest_stand import Stand, request
 
 
@@ -163,6 +163,63 @@ async def test_salvage_is_taken_up_unless_the_trainer_would_find_it_too_old() ->
             await stand.until(lease.group_id, GroupState.DELIVERED)
         assert stand.engine.prompts == prompts
         assert stand.harvester.tally.lost == (2 if max_age else 0)
+
+
+async def test_salvage_of_a_group_that_is_given_back_before_it_is_gone_on_from_is_counted_at_the_next_attempt() -> None:
+    half = Partial((7, 7, 7), (-1.0,) * 3, (VersionSpan(3, 0, 3),))
+    stand = Stand(capacity=1)
+    stand.engine.open.clear()
+    stand.engine.written = 2
+    gid = await salvaged_group(stand, Chunk(1, 1, 0, half), n=2)
+    async with stand.running():
+        await stand.engine.started.wait()  # the first sample is in it, the other one waits
+        stand.fleet.allowed = ()
+        stand.harvester.let_go("users need the seats")
+        await stand.queued()
+        assert left_behind(stand, gid) == [2, 3]
+        assert stand.harvester.tally.salvaged == 0
+        stand.fleet.allowed = (Purpose.EVAL,)
+        stand.engine.open.set()
+        await stand.until(gid, GroupState.DELIVERED)
+    assert stand.harvester.tally.salvaged == 2 + 3
+
+
+async def test_salvage_is_counted_once_where_a_sample_is_cut_before_its_next_token() -> None:
+    half = Partial((7, 7, 7), (-1.0,) * 3, (VersionSpan(3, 0, 3),))
+    stand = Stand(capacity=1)
+    stand.engine.open.clear()
+    gid = await salvaged_group(stand, Chunk(0, 1, 0, half), n=1)
+    async with stand.running():
+        await resumed(stand, loads=0)
+        assert (stand.harvester.tally.cuts, stand.harvester.tally.salvaged) == (1, 0)
+        stand.engine.open.set()
+        await stand.until(gid, GroupState.DELIVERED)
+    assert stand.harvester.tally.salvaged == 3
+
+
+async def test_a_sample_that_was_whole_is_counted_as_salvaged_once_its_group_is_scored() -> None:
+    done = Partial((7, 8), (-1.0, -1.0), (VersionSpan(3, 0, 2),), FinishReason.STOP)
+    stand = Stand(capacity=1, max_failures=9)
+    stand.rewards.fail = RewardError("verifier broke")
+    gid = await salvaged_group(stand, Chunk(0, 1, 0, done), n=1)
+    async with stand.running():
+        await stand.rewards.asked.wait()
+        stand.fleet.allowed = ()
+        await stand.queued()
+        assert stand.harvester.tally.salvaged == 0
+        stand.rewards.fail = None
+        stand.fleet.allowed = (Purpose.EVAL,)
+        await stand.until(gid, GroupState.DELIVERED)
+    assert stand.harvester.tally.salvaged == 2
+
+
+async def salvaged_group(stand: Stand, chunk: Chunk, *, n: int) -> str:
+    """The one group in the queue, with what an earlier attempt left of it."""
+    await stand.queue.submit([request(n=n, sampling=Sampling(max_tokens=20))])
+    (lease,) = await stand.queue.lease("earlier", count=1, lease_s=9)
+    await stand.queue.salvage(lease, [chunk])
+    await stand.queue.release(lease, reason="stopped")
+    return lease.group_id
 
 
 async def test_what_came_before_weights_that_fail_their_check_is_salvaged_and_no_more() -> None:
