@@ -236,12 +236,13 @@ class Harvester:
     def _worth(self, lease: Lease, part: Partial) -> bool:
         """Whether a part of a sample is worth going on from.
 
-        Not one that the trainer would find too old, that another version had a part in while an evaluation holds this
-        replica at its own, or that this engine's context has no room for.
+        Not one that the trainer would find too old, a sample of an evaluation that holds this replica at its version if
+        another had a part in it, or one that this engine's context has no room for.
         """
         version, size = self._fleet.version, len(lease.request.prompt_ids) + len(part.token_ids)
         too_old = lease.max_age is not None and version - part.oldest_version > lease.max_age
-        mixed = self._fleet.pinned is not None and any(span.version != version for span in part.version_spans)
+        one_version = self._fleet.pinned is not None and lease.request.purpose is Purpose.EVAL
+        mixed = one_version and any(span.version != version for span in part.version_spans)
         return not (too_old or mixed) and (part.finished or size < self._engine.max_model_len)
 
     def _forget(self, key: tuple[str, str], held: HeldGroup) -> None:

@@ -222,6 +222,24 @@ async def salvaged_group(stand: Stand, chunk: Chunk, *, n: int) -> str:
     return lease.group_id
 
 
+@pytest.mark.parametrize("purpose", Purpose)
+async def test_an_evaluation_that_holds_the_replica_begins_its_own_samples_of_another_version_anew_and_no_others(
+    purpose: Purpose,
+) -> None:
+    half = Partial((7, 7), (-1.0, -1.0), (VersionSpan(2, 0, 2),))
+    stand = Stand(capacity=1)
+    stand.fleet.allowed, stand.fleet.pinned = (purpose,), stand.fleet.version
+    await stand.queue.submit([request(n=1, sampling=Sampling(max_tokens=20), purpose=purpose)])
+    (lease,) = await stand.queue.lease("earlier", count=1, lease_s=9)
+    await stand.queue.salvage(lease, [Chunk(0, 1, 0, half)])
+    await stand.queue.release(lease, reason="stopped")
+    async with stand.running():
+        await stand.until(lease.group_id, GroupState.DELIVERED, GroupState.EXPERIENCE)
+    anew = purpose is Purpose.EVAL
+    assert stand.engine.prompts == [(1, 2) if anew else (1, 2, 7, 7)]
+    assert stand.harvester.tally.lost == (2 if anew else 0)
+
+
 async def test_what_came_before_weights_that_fail_their_check_is_salvaged_and_no_more() -> None:
     stand = Stand(capacity=1)
     stand.engine.open.clear()
