@@ -24,6 +24,6 @@ class HeldGroup:
     returning: bool = False
     """It is being handed in or given back: the queue may know nothing of the lease any more, and nothing is lost."""
     quiet_until: float = 0.0
-    """No salvage before, monotonic: the queue refused the last one."""
+    """No salvage before, monotonic: the queue refused the last one, or took too long."""
     salvaging: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Its tokens are on their way to the queue."""

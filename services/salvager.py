@@ -8,7 +8,7 @@ import structlog
 
 from rollout.errors import LeaseLost
 from rollout.milestone import reached
-from rollout.salvage import without
+from rollout.salvage import Chunk, without
 from services.harvest_fleet import Fleet
 from services.held_group import HeldGroup
 from services.milestone import Milestone
@@ -16,8 +16,10 @@ from services.salvage_pace import SalvagePace
 
 _IDLE_S = 0.02
 """Between two looks for groups where there is none."""
+_PATIENCE_S = 5.0
+"""For which samples in hand wait for the queue to keep something, the wait for other groups' writes included."""
 _AGAIN_S = 5.0
-"""After the queue refused to keep something."""
+"""After the queue refused to keep something, or did not within that time."""
 _AT_ONCE = 4
 """Groups: of the store's connections others need some."""
 
@@ -47,18 +49,18 @@ class Salvager:
                 for one in held:
                     self._look(one, tasks)
 
-    async def keep(self, held: HeldGroup, least: int = 1) -> None:
+    async def keep(self, held: HeldGroup, least: int = 1, *, patience_s: float | None = None) -> None:
         """Have the queue keep what can be trusted of the samples with `least` unsaved tokens or more. Where it refuses,
-        it is not asked again for a while. Raises LeaseLost."""
-        async with held.salvaging, self._writes:
-            # what weights made whose check is not over waits for it
-            unchecked = self._fleet.unchecked
-            doubtful = held.untrusted if unchecked is None else {*held.untrusted, unchecked}
-            chunks = [sound for chunk in held.work.due(least) if (sound := without(chunk, doubtful)) is not None]
-            if not chunks:
-                return
+        or has not kept them within `patience_s` (None: however long that takes), it is not asked again for a while.
+        Raises LeaseLost."""
+        async with held.salvaging:
             try:
-                await held.queue.salvage(held.lease, chunks)
+                # one that is cut off on its way may be kept or not: the next one has the same tokens, and others
+                async with asyncio.timeout(patience_s), self._writes:
+                    chunks = self._sound(held, least)
+                    if not chunks:
+                        return
+                    await held.queue.salvage(held.lease, chunks)
             except LeaseLost:
                 raise
             except Exception as error:  # without it the samples go on all the same
@@ -67,6 +69,12 @@ class Salvager:
                 return
             held.work.saved(chunks)
             reached(Milestone.SALVAGED)
+
+    def _sound(self, held: HeldGroup, least: int) -> list[Chunk]:
+        """What weights made whose check is not over waits for it."""
+        unchecked = self._fleet.unchecked
+        doubtful = held.untrusted if unchecked is None else {*held.untrusted, unchecked}
+        return [sound for chunk in held.work.due(least) if (sound := without(chunk, doubtful)) is not None]
 
     def _look(self, held: HeldGroup, tasks: asyncio.TaskGroup) -> None:
         if held.given_up:  # its own task keeps all there is
@@ -83,6 +91,6 @@ class Salvager:
 
     async def _keep_due(self, held: HeldGroup) -> None:
         try:
-            await self.keep(held, self._pace.due)
+            await self.keep(held, self._pace.due, patience_s=_PATIENCE_S)
         except LeaseLost:  # its own task will find out; until then the queue is not asked for it at every look
             held.quiet_until = time.monotonic() + _AGAIN_S

@@ -5,8 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
+import pytest
+
 from rollout.salvage import assembled
 from rollout.types import GroupState, Sampling
+from services import salvager
 from tests.harvest_stand import Stand, request
 
 MOST = 16
@@ -145,6 +148,53 @@ async def test_samples_that_were_held_back_end_though_the_queue_keeps_nothing() 
         stand.engine.open.set()
         await stand.until(group, GroupState.DELIVERED)
     assert stand.queue.refused > 0
+
+
+async def test_samples_that_were_held_back_end_though_the_queue_answers_neither_them_nor_groups_that_are_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(salvager, "_PATIENCE_S", 0.1)
+    stand = Stand(capacity=6, salvage_tokens=MOST)
+    stand.engine.version = stand.fleet.unchecked = 4
+    stand.fleet.checked.clear()
+    answers = asyncio.Event()
+
+    async def answer() -> None:
+        await answers.wait()
+
+    stand.queue.before_salvage = answer
+    groups = await submitted(stand, 6, n=1)
+    async with generating(stand) as engine:
+        await engine.step(40)
+        assert stand.engine.running == []
+        stand.fleet.allowed = ()
+        for held in list(stand.harvester._held.values())[:4]:  # as many as the queue is asked for at a time
+            stand.harvester._part(held, "users need the seats of the replica")
+        stand.fleet.unchecked = None
+        stand.fleet.checked.set()
+        stand.engine.open.set()
+        for group in groups[4:]:
+            await stand.until(group, GroupState.DELIVERED)
+        assert not any(kept(stand, group) for group in groups)
+        answers.set()
+        for group in groups[:4]:
+            await stand.until(group, GroupState.QUEUED)
+        assert all(kept(stand, group) for group in groups[:4])
+
+
+async def test_a_group_that_is_given_back_waits_for_the_queue_for_as_long_as_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(salvager, "_PATIENCE_S", 0.01)
+    stand = Stand(capacity=4, salvage_tokens=MOST)
+    (group,) = await submitted(stand, 1)
+    async with generating(stand) as engine:
+        await engine.step(4)
+        stand.queue.before_salvage = partial(asyncio.sleep, 0.2)
+        stand.fleet.allowed = ()
+        stand.harvester.let_go("the replica is lent")
+        await stand.until(group, GroupState.QUEUED)
+    assert (kept(stand, group), stand.harvester.tally.lost) == (stand.harvester.tally.generated, 0)
 
 
 async def test_samples_that_are_held_back_leave_with_the_replica() -> None:
