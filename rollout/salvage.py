@@ -7,6 +7,7 @@ anew begins a new history: the newest one counts, and the queue forgets those be
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from rollout.errors import CodecError
 from rollout.types import Partial, VersionSpan
@@ -67,12 +68,15 @@ def assembled(chunks: Iterable[Chunk]) -> dict[int, Salvaged]:
 
 
 def _put_together(chunks: Iterable[Chunk]) -> Partial | None:
-    whole: Partial | None = None
+    parts: list[Partial] = []
+    size = 0
     for chunk in sorted(chunks, key=lambda one: one.start):
-        if chunk.start > tokens(whole):
+        if chunk.start > size:
             break
-        whole = joined(whole, after(chunk.part, tokens(whole) - chunk.start))
-    return whole
+        if (fresh := after(chunk.part, size - chunk.start)) is not None:
+            parts.append(fresh)
+            size += tokens(fresh)
+    return joined(*parts)
 
 
 def tokens(part: Partial | None) -> int:
@@ -80,18 +84,26 @@ def tokens(part: Partial | None) -> int:
     return 0 if part is None else len(part.token_ids)
 
 
-def joined(before: Partial | None, after: Partial | None) -> Partial | None:
-    """`after` continues `before`; either may be None, of no token. Spans of one version that meet become one."""
-    if before is None or after is None:
-        return after or before
-    spans = list(before.version_spans)
-    for span in after.version_spans:
-        moved = VersionSpan(span.version, span.start + tokens(before), span.stop + tokens(before))
-        if spans[-1].version == moved.version:
-            moved = replace(moved, start=spans.pop().start)
-        spans.append(moved)
+def joined(*parts: Partial | None) -> Partial | None:
+    """Each continues the one before it; any may be None, of no token. Spans of one version that meet become one. Takes
+    time in proportion to the tokens, however many parts they come in."""
+    some = [part for part in parts if part is not None]
+    if len(some) < 2:
+        return some[0] if some else None
+    spans: list[VersionSpan] = []
+    size = 0
+    for part in some:
+        for span in part.version_spans:
+            moved = VersionSpan(span.version, span.start + size, span.stop + size)
+            if spans and spans[-1].version == moved.version:
+                moved = replace(moved, start=spans.pop().start)
+            spans.append(moved)
+        size += tokens(part)
     return Partial(
-        before.token_ids + after.token_ids, before.logprobs + after.logprobs, tuple(spans), after.finish_reason
+        tuple(chain.from_iterable(part.token_ids for part in some)),
+        tuple(chain.from_iterable(part.logprobs for part in some)),
+        tuple(spans),
+        some[-1].finish_reason,
     )
 
 

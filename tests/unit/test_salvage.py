@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import time
 
 import pytest
 from hypothesis import given
@@ -84,6 +85,24 @@ def test_a_stretch_of_no_token_changes_nothing() -> None:
     part = a_partial()
     assert joined(None, part) == joined(part, None) == part
     assert joined(None, None) is None
+
+
+@given(st.lists(st.none() | partials(), max_size=5))
+def test_any_number_of_stretches_are_joined_as_one_by_one(stretches: list[Partial | None]) -> None:
+    one_by_one: Partial | None = None
+    for stretch in stretches:
+        one_by_one = joined(one_by_one, stretch)
+    assert joined(*stretches) == one_by_one
+
+
+def test_a_sample_in_many_chunks_is_put_together_in_the_time_that_its_tokens_take() -> None:
+    size, count = 200, 2_000
+    part = Partial((7,) * size, (-1.0,) * size, (VersionSpan(3, 0, size),))
+    chunks = [Chunk(0, 1, place * size, part) for place in range(count)]
+    started = time.process_time()
+    whole = assembled(chunks)[0].part
+    assert time.process_time() - started < 0.5  # copied once a chunk they take several times as long
+    assert (tokens(whole), whole.version_spans) == (size * count, (VersionSpan(3, 0, size * count),))
 
 
 @given(partials(), st.integers(0, 20))
