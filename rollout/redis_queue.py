@@ -3,6 +3,7 @@
 Every verb is one round trip of one script, which also moves the ledger.
 """
 
+import asyncio
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -144,13 +145,15 @@ class RedisQueue:
         for gid, attempt, deadline, body, salvaged, max_age in rows:
             try:
                 request = decode_request(body)
+                # a long sample takes long to read, and the loop has users' tokens to send
+                parts = await asyncio.to_thread(_salvaged, gid, salvaged, request.n) if salvaged else {}
                 leases.append(
                     Lease(
                         gid.decode(),
                         attempt,
                         request,
                         deadline,
-                        _salvaged(gid, salvaged, request.n),
+                        parts,
                         int(max_age) if max_age and request.purpose is Purpose.TRAIN else None,
                     )
                 )
