@@ -1,5 +1,6 @@
 -- ARGV: now or "", group id, attempt, then per chunk its name "index:origin:start:stop" and its bytes. A chunk
--- that is there stays; those of older origins of its sample go.
+-- that is there stays; those of older origins of its sample go when a history begins, with a chunk that starts at 0: to
+-- look for them at every write would take longer with each. Readers pass over those that are left.
 local r = redis.call('HMGET', group_key(ARGV[2]), 'state', 'attempt', 'kept')
 if r[1] ~= 'leased' or r[2] ~= ARGV[3] then
   return redis.error_reply('LEASELOST ' .. (r[1] or 'gone') .. ' ' .. (r[2] or '0'))
@@ -10,11 +11,13 @@ if r[3] ~= ARGV[3] then
 end
 local key, newest = salvage_key(ARGV[2]), {}
 for i = 4, #ARGV, 2 do
-  local index, origin = string.match(ARGV[i], '^(%d+):(%d+):')
-  newest[index] = math.max(newest[index] or 0, tonumber(origin))
+  local index, origin, start = string.match(ARGV[i], '^(%d+):(%d+):(%d+):')
+  if tonumber(start) == 0 then
+    newest[index] = math.max(newest[index] or 0, tonumber(origin))
+  end
   redis.call('HSETNX', key, ARGV[i], ARGV[i + 1])
 end
-for _, name in ipairs(redis.call('HKEYS', key)) do
+for _, name in ipairs(next(newest) and redis.call('HKEYS', key) or {}) do
   local index, origin = string.match(name, '^(%d+):(%d+):')
   if index and newest[index] and tonumber(origin) < newest[index] then
     redis.call('HDEL', key, name)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from rollout import redis_queue
+from rollout.codec import encode_partial
 from rollout.redis_queue import RedisQueue
 from rollout.redis_store import RedisStore
 from rollout.salvage import Chunk, Salvaged, assembled, tokens
@@ -41,3 +42,24 @@ async def test_what_was_salvaged_is_read_while_the_loop_goes_on(
     loop_went_on.set()
     (second,) = await leasing
     assert tokens(second.salvaged[0].part) == 5
+
+
+async def test_older_histories_are_looked_for_where_one_begins_and_count_for_nothing_before(queue: RedisQueue) -> None:
+    await queue.submit([a_request()])
+    (lease,) = await queue.lease("c1", count=1, lease_s=30, purposes=TRAIN)
+    older, first, second, again = (Chunk(0, *place, a_partial(2)) for place in ((1, 0), (2, 0), (2, 2), (3, 0)))
+    await queue.salvage(lease, [first])
+    kept = f"test:{{{queue.run}}}:salvage:{lease.group_id}"
+    await queue._store.command("HSET", kept, older.name, encode_partial(older.part))
+    await queue.salvage(lease, [second])
+    assert await names(queue, kept) == {older.name, first.name, second.name}
+    await queue.release(lease, reason="seats were needed")
+    (lease,) = await queue.lease("c1", count=1, lease_s=30, purposes=TRAIN)
+    assert lease.salvaged[0].origin == 2
+    assert tokens(lease.salvaged[0].part) == 4
+    await queue.salvage(lease, [again])
+    assert await names(queue, kept) == {again.name}
+
+
+async def names(queue: RedisQueue, salvage: str) -> set[str]:
+    return {name.decode() for name in await queue._store.command("HKEYS", salvage)}
