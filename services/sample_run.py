@@ -314,7 +314,7 @@ class SampleRun:
             # of a request that failed nothing may be left, but who reads the tally has seen its tokens
             gone = max(0, self.in_flight - tokens(stretch))
             self._tally.generated += tokens(stretch) + gone
-            self._tally.lost += gone
+            self._tally.lost += min(gone, self.unsaved)  # the queue may have some of them
         if self.kept is not None and tokens(stretch):  # without a token it was cut before its turn
             self._tally.prefilled_again += self._size() - reused
             self.take_up()

@@ -23,18 +23,18 @@ end
 -- clock that was set back since: its replica sends another one soon, or is gone. Who answers users is looked through by
 -- its own times too: an older release, which keeps no such list, leaves in it whom it forgets.
 local function forget_silent(now)
-  local longest = redis.call('GET', F .. 'longest_beat')
-  for _, times in ipairs({F .. 'expiry', F .. 'answering'}) do
-    local silent = redis.call('ZRANGEBYSCORE', times, '-inf', int(now))
-    if longest then
-      for _, replica in ipairs(redis.call('ZRANGEBYSCORE', times, '(' .. int(now + 2 * longest), '+inf')) do
-        silent[#silent + 1] = replica
-      end
+  local expiry, answering, longest = F .. 'expiry', F .. 'answering', redis.call('GET', F .. 'longest_beat')
+  local silent = redis.call('ZRANGEBYSCORE', expiry, '-inf', int(now))
+  redis.call('ZREMRANGEBYSCORE', answering, '-inf', int(now))
+  if longest then
+    local too_far = '(' .. int(now + 2 * longest)
+    for _, replica in ipairs(redis.call('ZRANGEBYSCORE', expiry, too_far, '+inf')) do
+      silent[#silent + 1] = replica
     end
-    for _, replica in ipairs(silent) do
-      redis.call('HDEL', F .. 'beats', replica)
-      redis.call('ZREM', F .. 'expiry', replica)
-      redis.call('ZREM', F .. 'answering', replica)
-    end
+    redis.call('ZREMRANGEBYSCORE', answering, too_far, '+inf')
+  end
+  for _, replica in ipairs(silent) do
+    redis.call('HDEL', F .. 'beats', replica)
+    redis.call('ZREM', expiry, replica)
   end
 end

@@ -98,3 +98,23 @@ async def test_what_a_failed_sample_was_seen_to_have_stays_in_it(forgets: bool) 
         assert set(await counted(stand, stand.engine.idle)) == {3}
         await stand.queued()
     assert (stand.harvester.tally.generated, stand.harvester.tally.lost) == (3, 3)
+
+
+async def test_of_a_failed_sample_of_which_nothing_is_left_what_the_queue_has_is_not_lost() -> None:
+    stand = Stand(capacity=1, max_failures=9)
+    stand.engine.open.clear()
+    stand.engine.written, stand.engine.forgets = 15, True
+    await stand.queue.submit([request(n=1, sampling=Sampling(max_tokens=20))])
+    async with stand.running():
+        await stand.engine.started.wait()
+        (held,) = stand.harvester._held.values()
+        async with asyncio.timeout(5):
+            while held.work.unsaved:  # noqa: ASYNC110 - the queue tells nobody
+                await asyncio.sleep(0.01)
+        stand.engine.written = 16
+        assert held.work.unsaved == 1
+        stand.fleet.allowed = ()
+        stand.engine.fail = RuntimeError("an output that cannot be read")
+        stand.engine.open.set()
+        await stand.queued()
+    assert (stand.harvester.tally.generated, stand.harvester.tally.lost) == (16, 1)
