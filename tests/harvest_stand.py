@@ -107,7 +107,7 @@ class Generation:
             engine.running.remove(self)
             if not engine.running:
                 engine.idle.set()
-        tokens = (7,) * engine.written + (7, 8)
+        tokens = (7,) * self.size + (7, 8)
         return Partial(tokens, (-1.0,) * len(tokens), (VersionSpan(self.version, 0, len(tokens)),), FinishReason.STOP)
 
     @property
