@@ -207,15 +207,14 @@ class RedisStore:
         )
         try:
             async for attempt in retrying:
+                _heed_cancellation(task, cancellations)
                 with attempt:
                     answer = await self._attempt(call, heard)
         except RedisError as error:
             if _is_lost(error):
                 raise self._silent(limit, knob, error) from error
             raise _translated(_answer(error), self.config.redacted_url, self.config.namespace) from error
-        if task and task.cancelling() > cancellations:
-            # some await of the client library swallows a cancellation
-            raise asyncio.CancelledError
+        _heed_cancellation(task, cancellations)
         return answer
 
     async def _attempt(self, call: Callable[[], Awaitable[Any]], heard: list[RedisError] | None) -> Any:
@@ -269,6 +268,12 @@ def _cause(error: RedisError) -> str:
 def _said(error: RedisError) -> str:
     """The answer as it came: the client takes the codes it knows out of the text."""
     return f"-{error.status_code} {error}" if error.status_code else f"-{error}"
+
+
+def _heed_cancellation(task: asyncio.Task[Any] | None, before: int) -> None:
+    """Of one that had so many before: some await of the client library swallows a cancellation."""
+    if task and task.cancelling() > before:
+        raise asyncio.CancelledError
 
 
 def _is_lost(error: BaseException) -> bool:

@@ -61,6 +61,7 @@ class Epochs:
         return delivery
 
     async def _take_part(self, invitation: Invitation, receiver: Receiver, manifest: WeightManifest) -> Delivery | None:
+        self._staging.expect(self._copy_name(invitation))
         await self._board.ack(self._fleet, invitation.epoch, self._replica, f"{self._host}/{self._staging.place}")
         if (membership := await self._membership(invitation)) is None:
             return None

@@ -93,6 +93,11 @@ class GroupWork:
         return sum(run.tokens for run in self._runs)
 
     @property
+    def all_tokens(self) -> int:
+        """That its samples have, or of one of which nothing is left, those that the queue keeps."""
+        return sum(max(run.tokens, run.saved_tokens) for run in self._runs)
+
+    @property
     def unsaved(self) -> int:
         """Tokens that the queue does not keep."""
         return sum(run.unsaved for run in self._runs)

@@ -340,7 +340,7 @@ class Harvester:
             await held.work.rest(self._config.retry_s * 2**doublings)
         reason = f"{type(error).__name__}: {error}"
         back = await self._release(held.queue, held.lease, reason=reason, failed=failed, forget=not innocent)
-        self.tally.lost += held.work.tokens if back and not innocent else held.work.unsaved
+        self.tally.lost += held.work.all_tokens if back and not innocent else held.work.unsaved
 
     def _part(self, held: HeldGroup, reason: str) -> None:
         """End the work, to give the group back with what there is of its samples."""

@@ -194,6 +194,11 @@ class SampleRun:
         return tokens(self.kept) + self.in_flight
 
     @property
+    def saved_tokens(self) -> int:
+        """That the queue has of it."""
+        return self._saved
+
+    @property
     def unsaved(self) -> int:
         """Tokens that it has and the queue does not."""
         return max(0, tokens(self.kept) + self.in_flight - self._saved)
@@ -304,6 +309,7 @@ class SampleRun:
         while not self.in_flight:  # noqa: ASYNC110 - the engine tells nobody
             await asyncio.sleep(_LOOK_S)
         self._seats.started(ticket)
+        self.take_up()
 
     def _size(self) -> int:
         """Tokens that the engine computes before the next one."""

@@ -19,7 +19,8 @@ from rollout.weights import MANIFEST, WeightManifest
 
 _HEADROOM = 1.1
 _IN_USE = "in-use"
-_FAILED = ".failed"
+_FAILED, _MARKS = ".failed", 8
+"""Marks that stay: whoever was busy meanwhile still finds that of the copy that it waits for."""
 _SWEEP = ".sweep"
 
 
@@ -75,18 +76,22 @@ class Staging:
     def clear(self) -> None:
         """What lies there takes memory, the host's own where it is /dev/shm."""
         for old in self._own.iterdir():
-            if old.name.endswith(_FAILED):
-                old.unlink()
-            elif old.name != _IN_USE:
+            if old.is_dir():
                 shutil.rmtree(old)
 
     def fail(self, name: str) -> None:
         """Whoever waits for the copy `name` is to wait no longer, whether it was begun or not. Raises nothing: without
         the mark they wait until their deadline."""
         with suppress(OSError):
-            for old in self._own.glob(f"*{_FAILED}"):
-                old.unlink()
-            (self._own / f"{name}{_FAILED}").touch()  # beside it and empty: a full file system has room for that
+            self._mark(name).touch()  # beside it and empty: a full file system has room for that
+            by_age = sorted(self._own.glob(f"*{_FAILED}"), key=lambda mark: mark.stat().st_mtime_ns)
+            for old in by_age[:-_MARKS]:
+                old.unlink(missing_ok=True)
+
+    def expect(self, name: str) -> None:
+        """A copy of that name is to come: that one failed, of an epoch that had the same number before Redis lost its
+        data, says nothing of it."""
+        self._mark(name).unlink(missing_ok=True)
 
     def of(self, replica: str, version: int, epoch: int) -> Path:
         """Where a replica of this host stages what it received in an epoch.
@@ -96,6 +101,9 @@ class Staging:
         if "/" in replica or replica in {"", ".", ".."}:
             raise WeightsError(f"{replica!r} is not the name of a replica")
         return self._base / replica / f"v{version:08d}-e{epoch}"
+
+    def _mark(self, name: str) -> Path:
+        return self._own / f"{name}{_FAILED}"
 
     def close(self) -> None:
         shutil.rmtree(self._own, ignore_errors=True)

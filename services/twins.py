@@ -11,7 +11,7 @@ _FREE = frozenset({"_name_or_path", "transformers_version", "use_cache", "dtype"
 _QUANTIZATION = frozenset({"quantization_config", "compression_config"})
 """In which a `dtype` is that of what is stored."""
 _TYPED = ("text_config", "vision_config", "encoder_config")
-"""Whose type vLLM takes where `config.json` itself says none, in its order."""
+"""Whose type vLLM takes where `config.json` itself says none; of other models inside it the type is not known here."""
 _SHOWN, _SHOWN_BEFORE = 60, 20
 """Characters of a value in a message, and how many of them come before the first that differs."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")

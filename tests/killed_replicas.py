@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from rollout.board import Heartbeat, ReplicaState
+from rollout.board import Board, Heartbeat, ReplicaState
 from rollout.client import RolloutClient
 from rollout.client_records import Rollout
 from rollout.queue import GroupStatus
@@ -27,7 +27,7 @@ from tests.fleet_processes import engine_processes
 from tests.processes import wait_until_gone
 from tests.running_fleet import START_S, RunningFleet
 
-_GONE_S = 30.0
+_GONE_S, _BEATS_S = 30.0, 30.0
 
 
 @dataclass
@@ -118,6 +118,17 @@ async def healthy(
             beats = await board.board.replicas(board.fleet)
             found = [beat for beat in beats if beat.state is ReplicaState.HEALTHY and wanted(beat)]
             if len(found) >= count:
+                return found
+            await asyncio.sleep(0.1)
+
+
+async def next_heartbeats(board: Board, fleet: str, *, besides: str) -> dict[str, Heartbeat]:
+    """Of the replicas that live, each sent after this was called."""
+    since = time.time()
+    async with asyncio.timeout(_BEATS_S):
+        while True:
+            found = {beat.replica: beat for beat in await board.replicas(fleet) if beat.replica != besides}
+            if all(beat.sent_at > since for beat in found.values()):
                 return found
             await asyncio.sleep(0.1)
 

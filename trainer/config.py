@@ -148,8 +148,8 @@ class PushConfig(Settings):
             raise ValueError(f"form_timeout_s={self.form_timeout_s} must be above op_timeout_s={self.op_timeout_s}")
         if self.invite_s >= self.form_timeout_s:
             raise ValueError(
-                f"push.invite_s={self.invite_s} must be below push.form_timeout_s={self.form_timeout_s}: a replica that"
-                " accepted waits no longer than that for the group, which is made when invite_s is over"
+                f"invite_s={self.invite_s} must be below form_timeout_s={self.form_timeout_s}: a replica that accepted"
+                " waits no longer than that for the group, which is made when invite_s is over"
             )
         return self
 

@@ -2,7 +2,6 @@
 push: users of the other notice nothing, what was salvaged goes on there, and the new adapter arrives.
 """
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,16 @@ from rollout.weights import version_dir
 from tests.fake_trainer import FakeTrainer, peft_logprobs
 from tests.fault_rows import FaultRow
 from tests.fleet_users import LONGEST, Readers, count, failed, users
-from tests.killed_replicas import AdapterKiller, delivered, handed_in, healthy, segments, trainer, versions
+from tests.killed_replicas import (
+    AdapterKiller,
+    delivered,
+    handed_in,
+    healthy,
+    next_heartbeats,
+    segments,
+    trainer,
+    versions,
+)
 from tests.running_fleet import run_fleet
 
 pytestmark = pytest.mark.timeout(1500)
@@ -74,7 +82,7 @@ async def test_samples_of_a_killed_replica_go_on_with_their_adapters_logprobs_an
 
             assert all(versions(segment, {1, 2}) for segment in segments(groups))
             assert {tuple(versions(segment, {2})) for segment in segments(later)} == {(2,)}
-            await asyncio.sleep(2)  # the next heartbeats
+            await next_heartbeats(pusher.board, fleet.config.fleet, besides=victim.replica)
             alive = await healthy(pusher, lambda beat: beat.replica != victim.replica, count=2)
             ended_here = handed_in([*groups, *later], {beat.replica for beat in alive})
             assert ended_here > sum(beat.rollout_tokens for beat in alive), "some tokens are the victim's"

@@ -16,7 +16,7 @@ from rollout.redis_board import RedisBoard
 from tests.fault_rows import FaultRow
 from tests.fleet_processes import engine_cores
 from tests.fleet_status import healthy_replica, replicas, status_of_a_users_request, until_leased
-from tests.killed_replicas import Death, connected, delivered, handed_in
+from tests.killed_replicas import Death, connected, delivered, handed_in, next_heartbeats
 from tests.processes import wait_until_gone
 from tests.running_fleet import RunningFleet
 
@@ -71,8 +71,7 @@ async def test_a_killed_replicas_samples_go_on_elsewhere_and_lose_no_more_tokens
             with fault.recovery():
                 await asyncio.to_thread(healthy_replica, fleet, besides=set(before))
             groups = await delivered(fleet, client, rollout)
-        await asyncio.sleep(2)  # the next heartbeats
-        after = {beat.replica: beat for beat in await board.replicas(fleet.config.fleet) if beat.replica != victim}
+        after = await next_heartbeats(board, fleet.config.fleet, besides=victim)
     salvaged = sum(beat.rollout_salvaged for beat in after.values())
     salvaged -= sum(before[name].rollout_salvaged for name in after if name in before)
     assert salvaged > 0

@@ -193,12 +193,29 @@ def test_a_receiver_that_has_not_begun_is_not_given_up(host: Host) -> None:
     assert given_up(host.copy) == ""
 
 
-def test_a_mark_is_gone_with_the_next_copy_and_never_one_of_many(host: Host) -> None:
-    for epoch in (1, 2, 3):
-        host.stagings[LEADER].fail(f"v00000007-e{epoch}")
-    assert [file.name for file in host.copy.parent.glob("*.failed")] == [f"{NAME}.failed"]
+async def test_followers_that_look_when_their_receiver_is_two_epochs_on_hear_of_it(host: Host) -> None:
+    """They never saw its copy."""
+    host.stagings[LEADER].fail(NAME)
     host.stagings[LEADER].open("v00000008-e4", 1)
-    assert {file.name for file in host.copy.parent.iterdir()} == {"in-use", "v00000008-e4"}
+    host.stagings[LEADER].fail("v00000008-e4")
+    await host.given_up(asyncio.create_task(host.receive(FOLLOWER)), "it failed")
+
+
+async def test_a_mark_of_an_epoch_that_had_the_number_before_redis_lost_its_data_says_nothing(host: Host) -> None:
+    host.stagings[LEADER].fail(NAME)
+    leading = asyncio.create_task(host.receive(LEADER))
+    await host.bytes.began.wait()
+    following = asyncio.create_task(host.receive(FOLLOWER))
+    host.bytes.may_end.set()
+    found = [await one for one in (leading, following)]
+    assert [one.directory if one else None for one in found] == [host.copy, host.copy]
+
+
+def test_the_newest_marks_stay(host: Host) -> None:
+    for epoch in range(1, 30):
+        host.stagings[LEADER].fail(f"v00000007-e{epoch}")
+    left = {file.name for file in host.copy.parent.glob("*.failed")}
+    assert left == {f"v00000007-e{epoch}.failed" for epoch in range(22, 30)}
 
 
 async def test_a_replica_whose_receiver_failed_takes_the_artefact_in_the_same_step(

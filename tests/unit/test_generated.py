@@ -100,7 +100,11 @@ async def test_what_a_failed_sample_was_seen_to_have_stays_in_it(forgets: bool) 
     assert (stand.harvester.tally.generated, stand.harvester.tally.lost) == (3, 3)
 
 
-async def test_of_a_failed_sample_of_which_nothing_is_left_what_the_queue_has_is_not_lost() -> None:
+@pytest.mark.parametrize(("dead", "lost"), [(False, 16), (True, 1)])
+async def test_of_a_failed_sample_of_which_nothing_is_left_what_the_queue_keeps_is_not_lost(
+    dead: bool, lost: int
+) -> None:
+    """It keeps nothing of a group that may have failed for what there was of it."""
     stand = Stand(capacity=1, max_failures=9)
     stand.engine.open.clear()
     stand.engine.written, stand.engine.forgets = 15, True
@@ -115,6 +119,7 @@ async def test_of_a_failed_sample_of_which_nothing_is_left_what_the_queue_has_is
         assert held.work.unsaved == 1
         stand.fleet.allowed = ()
         stand.engine.fail = RuntimeError("an output that cannot be read")
+        stand.engine.dead = dead
         stand.engine.open.set()
         await stand.queued()
-    assert (stand.harvester.tally.generated, stand.harvester.tally.lost) == (16, 1)
+    assert (stand.harvester.tally.generated, stand.harvester.tally.lost) == (16, lost)

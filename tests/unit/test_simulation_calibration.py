@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.simulation.bench import Bench, Percentiles, Predicted, predict, read_bench
+from deploy.simulation.bench import Bench, Cell, Percentiles, Predicted, predict, read_bench
 from deploy.simulation.calibration import calibrate
 from deploy.simulation.engine_model import EngineModel, read_engine
 from deploy.simulation.tails import Tails, with_tails
@@ -131,8 +131,10 @@ def test_another_load_is_foretold(content: dict[str, Any], found: EngineModel) -
 def test_an_arm_that_took_turns_is_held_against_the_bars_by_all_that_was_measured_of_it(
     content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    foretold = Predicted(0.75, 100.0, Percentiles(), Percentiles())
-    monkeypatch.setattr("deploy.simulation.validation.predict", lambda *_, **__: foretold)
+    def foretold(_bench: Bench, cell: Cell, *_: object, **__: object) -> Predicted:
+        return Predicted(0.7 if cell.again else 0.9, 100.0, Percentiles(), Percentiles())
+
+    monkeypatch.setattr("deploy.simulation.validation.predict", foretold)
     cells = {key: dict(cell) for key, cell in content["cells"].items()}
     cells["users-8@80-again"] = {**cells["users@80"], "again": True, "attainment": 0.5}
     bench = Bench.model_validate({**content, "cells": cells})
@@ -141,7 +143,7 @@ def test_an_arm_that_took_turns_is_held_against_the_bars_by_all_that_was_measure
     assert (own.barred, again.barred, whole.barred, rows["guard@80"].barred) == (False, False, True, True)
     assert own.attainment is not None
     assert whole.attainment == pytest.approx((own.attainment + 0.5) / 2)
-    assert whole.attainment_predicted == pytest.approx(0.75)
+    assert whole.attainment_predicted == pytest.approx((0.9 + 0.7) / 2)
     assert whole.harvest_s is None
     day = {**cells["guard@80"], "load": "day"}
     bench = Bench.model_validate({**content, "cells": {"guard@day": day, "guard-8@day-again": {**day, "again": True}}})

@@ -33,7 +33,7 @@ BASE: dict[str, Any] = {
         ({"workers": {"offload_optimizer": True}}, "needs zero_stage=1, 2 or 3"),
         ({"push": {"backend": "nccl"}}, r"needs workers.device=cuda"),
         ({"push": {"op_timeout_s": 20}}, "must be above op_timeout_s=20"),
-        ({"push": {"invite_s": 15}}, r"push.invite_s=15.0 must be below push.form_timeout_s=15.0"),
+        ({"push": {"invite_s": 15}}, r"invite_s=15.0 must be below form_timeout_s=15.0"),
         ({"algorithm": {"clip_low": 1.0}}, "less than 1"),
         ({"algorithm": {"kl_estimator": "k1", "kl_coef": 0.1}}, "its gradient's expectation is 0: use k2 or k3"),
         ({"algorithm": {"kl_estimator": "k1", "kl_coef": 0.1}}, "kl_estimator=k1 does nothing with kl_in=loss"),
