@@ -36,11 +36,12 @@ def _with_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
-def _place(args: argparse.Namespace) -> "RunPlace":
-    """Raises ConfigError."""
+def _place(args: argparse.Namespace, run: str | None = None) -> "RunPlace":
+    """`run` is that of an id, where none is given. Raises ConfigError."""
     from deploy.run_place import find_run
 
     given = {name: getattr(args, f"place_{name}") for name, _, _ in _PLACE}
+    given["run"] = given["run"] or run
     return find_run(args.config, {name: value for name, value in given.items() if value is not None})
 
 
@@ -60,7 +61,9 @@ def _add_audit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _add_explain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     text = "What became of a group, or of each group of a submission: who leased it, its versions, rewards and step."
     parser = commands.add_parser("explain", help="the story of one rollout", description=text, allow_abbrev=False)
-    parser.add_argument("id", metavar="ID", help="of a group or a submission")
+    parser.add_argument(
+        "id", metavar="ID", help="of a group or a submission, as the queue or `nightshift rollout` names it"
+    )
     _with_json(parser)
     _with_place(parser)
     parser.set_defaults(run=_explain)
@@ -100,8 +103,10 @@ def _audit(args: argparse.Namespace, _flags: list[str]) -> int:
 
 def _explain(args: argparse.Namespace, _flags: list[str]) -> int:
     from deploy.explain import explain
+    from services.submissions import split_id
 
-    return explain(_place(args), args.id, as_json=args.json)
+    run, identifier = split_id(args.id) or (None, args.id)
+    return explain(_place(args, run), identifier, as_json=args.json)
 
 
 def _dead_list(args: argparse.Namespace, _flags: list[str]) -> int:

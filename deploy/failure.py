@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from rollout.errors import ConfigError
+
 _EXCEPTION = re.compile(r"^(?:\w+\.)*[A-Z]\w*: (?!Traceback \(most recent call last\))")
 """The first line of an exception as a traceback ends with it; one that carries a whole traceback says nothing yet."""
 _ENGINE_ERROR = re.compile(
@@ -23,6 +25,16 @@ def last_exception(messages: Iterable[str | None]) -> str:
     lines = [line.strip() for message in messages for line in (message or "").splitlines() if line.strip()]
     telling = [line for line in lines if _EXCEPTION.match(line)]
     return (telling or lines or ["no reason given"])[-1][:_LONGEST]
+
+
+def config_error(why: str) -> str | None:
+    """What a replica found wrong with its configuration, without the error's class; None for another reason.
+
+    >>> config_error("rollout.errors.ConfigError: slo.ttft_s=0.1 is too little"), config_error("RuntimeError: no")
+    ('slo.ttft_s=0.1 is too little', None)
+    """
+    name = f"{ConfigError.__module__}.{ConfigError.__qualname__}: "
+    return why.removeprefix(name) if why.startswith(name) else None
 
 
 def engine_error(logs: Path) -> str | None:

@@ -26,8 +26,8 @@ import structlog
 from deploy.announcement import announce, only_one
 from deploy.config import NightshiftConfig
 from deploy.embedded_redis import EmbeddedRedis
-from deploy.failure import engine_error, last_exception
-from deploy.preflight import check_fleet, check_model, check_models, check_port, check_redis, check_sharing
+from deploy.failure import config_error, engine_error, last_exception
+from deploy.preflight import check_fleet, check_gpus, check_model, check_models, check_port, check_redis, check_sharing
 from deploy.processes import Guardian, Tree, interrupt_deferred, uninterrupted
 from deploy.ray_directory import RAY, make_ray_directory
 from deploy.tokens import Tokens, gateway_tokens, token_file
@@ -77,7 +77,8 @@ class FleetFailed(NightshiftError, RuntimeError):
 class LocalFleet:
     """Starts on `__enter__` or `start()`, ends on `__exit__` or `stop()`.
 
-    Raises ConfigError (before anything is started), StoreUnavailable or FleetFailed (after everything has been ended).
+    Raises ConfigError (before anything is started, or after everything has been ended), StoreUnavailable or FleetFailed
+    (after everything has been ended).
     """
 
     def __init__(
@@ -179,6 +180,7 @@ class LocalFleet:
         needed = fleet.autoscaling.max_replicas * max(fleet.engine.cpus, 0.1) + 2 + self._spare_cpus
         self._ray = start_ray(self._stack, num_cpus=needed, embedded=self._embedded)
         self.ray_address = self._ray.address
+        check_gpus(fleet, self._ray.gpus)
 
     def _serve(self) -> None:
         self._progress("Serve")
@@ -215,6 +217,8 @@ class LocalFleet:
             if application is not None and state in ("DEPLOY_FAILED", "UNHEALTHY"):
                 messages = [d.message for d in application.deployments.values()]
                 why = last_exception([application.message, *messages])
+                if (problem := config_error(why)) is not None:
+                    raise ConfigError(self._failure(f"failed to start: {problem}"))
                 raise FleetFailed(self._failure(f"failed to start: {why}"))
             if state == "RUNNING":
                 return
@@ -288,6 +292,8 @@ class LocalRay:
     address: str
     logs: Path
     tree: Tree
+    gpus: float = 0.0
+    """That it found."""
 
 
 def start_ray(stack: ExitStack, *, num_cpus: float, embedded: EmbeddedRedis | None) -> LocalRay:
@@ -324,7 +330,8 @@ def start_ray(stack: ExitStack, *, num_cpus: float, embedded: EmbeddedRedis | No
             _node_ip_address="127.0.0.1",
             _temp_dir=str(ray_dir / RAY),
         )
-    return LocalRay(str(ray.get_runtime_context().gcs_address), ray_dir / RAY / "session_latest" / "logs", tree)
+    address, gpus = str(ray.get_runtime_context().gcs_address), ray.cluster_resources().get("GPU", 0.0)
+    return LocalRay(address, ray_dir / RAY / "session_latest" / "logs", tree, gpus)
 
 
 def check_trainer(config: NightshiftConfig) -> None:

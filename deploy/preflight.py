@@ -36,6 +36,17 @@ def check_fleet(fleet: FleetConfig) -> None:
     check_memory(fleet, available_bytes())
 
 
+def check_gpus(fleet: FleetConfig, found: float) -> None:
+    """Ray has found so many on this machine."""
+    each = fleet.engine.tensor_parallel_size
+    needed = fleet.autoscaling.min_replicas * each
+    if fleet.engine.device == "gpu" and found < needed:
+        raise ConfigError(
+            f"engine.device=gpu: {needed} are needed (autoscaling.min_replicas={fleet.autoscaling.min_replicas} x"
+            f" engine.tensor_parallel_size={each}), and Ray finds {found:g} on this machine"
+        )
+
+
 def check_model(path: Path, knob: str = "model.path", *, tokenizer: bool = True) -> None:
     """A local Hugging Face directory with config, weights and, unless that is left out, tokenizer.
 

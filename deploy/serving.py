@@ -26,15 +26,20 @@ class Phases:
 
 
 def serve(config: NightshiftConfig) -> int:
-    """Until Ctrl-C or SIGTERM; raises what `LocalFleet` raises."""
+    """Until Ctrl-C or SIGTERM. Raises what `LocalFleet` raises, and KeyboardInterrupt where it did not serve yet."""
     phases = Phases()
     fleet = LocalFleet(config, progress=phases)
+    serves = False
     try:
         with fleet:
+            serves = True
             write_resolved(fleet.config, fleet.state_dir / f"{fleet.config.fleet}.config.json")
             print(_welcome(fleet), flush=True)
             _watch(fleet)
     except KeyboardInterrupt:
+        if not serves:
+            print("\nstopped before it served", flush=True)
+            raise
         print("\nstopped", flush=True)
     return 0
 

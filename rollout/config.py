@@ -118,7 +118,7 @@ def _is_this_machine(host: str) -> bool:
 
 
 class ModelConfig(Settings):
-    """The policy as it is before training."""
+    """A model as it is before training: the policy, or what users are served where replicas are lent."""
 
     path: Path
     """Local Hugging Face directory: config.json, safetensors, tokenizer."""

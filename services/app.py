@@ -1,6 +1,7 @@
 """The Serve application: `serve run services.app:build` or `import_path: services.app:build`."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from services.settings_errors import described
 from services.twins import check_twins
 from services.user_adapter import check_user_adapter
 
+_UNKNOWN = re.compile(r"Unknown engine argument: (\S+)")
+"""What Ray Serve LLM says, which looks for the names in vLLM."""
 _FEWEST_ONGOING = 1024
 _ROUTER = {
     "request_router_class": "services.role_router.RoleRouter",
@@ -44,7 +47,7 @@ def application(args: dict[str, Any], *, exposed: bool) -> serve.Application:
     config = validated(args)
     llm = llm_config(config)
     plain = _without_tokens(args)
-    engine = build_llm_deployment(llm, bind_kwargs={"fleet": plain})
+    engine = _engine(llm, plain)
     return deployment(
         config,
         {config.served.name: engine},
@@ -52,6 +55,15 @@ def application(args: dict[str, Any], *, exposed: bool) -> serve.Application:
         environment={"PYTHONPATH": _python_path()},
         exposed=exposed,
     )
+
+
+def _engine(llm: LLMConfig, fleet: dict[str, Any]) -> serve.Application:
+    try:
+        return build_llm_deployment(llm, bind_kwargs={"fleet": fleet})
+    except ValueError as error:
+        if (unknown := _UNKNOWN.search(str(error))) is None:
+            raise
+        raise ConfigError(f"engine.extra.{unknown[1]} is no argument of vLLM's") from None
 
 
 def validated(args: dict[str, Any]) -> FleetConfig:

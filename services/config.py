@@ -319,6 +319,11 @@ class FleetOptions(Settings):
     @model_validator(mode="after")
     def _can_lend(self) -> "FleetOptions":
         if self.sharing.mode != "lend":
+            if (production := self.lending.production) is not None:
+                raise ValueError(
+                    f"lending.production.path={production.path} needs sharing.mode=lend, which is {self.sharing.mode}:"
+                    " users would be served the policy"
+                )
             return self
         if self.lending.production is None:
             raise ValueError("sharing.mode=lend needs lending.production.path, the model that users are served")

@@ -33,10 +33,17 @@ def lends(**lending: Any) -> dict[str, Any]:
     }
 
 
-def test_users_are_served_the_production_model_where_replicas_are_lent_and_else_the_policy() -> None:
+def test_users_are_served_the_production_model_where_replicas_are_lent() -> None:
     config = FleetConfig.model_validate(lends())
     assert (config.lends, str(config.served.path), config.served.name) == (True, "/production", "assistant")
-    live = FleetConfig.model_validate({**lends(), "sharing": {"mode": "live"}})
+
+
+@pytest.mark.parametrize("sharing", [{}, {"mode": "live"}])
+def test_a_production_model_is_refused_where_users_would_be_served_the_policy(sharing: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        validated({**lends(), "sharing": sharing})
+    assert "lending.production.path=/production needs sharing.mode=lend, which is live" in str(refused.value)
+    live = FleetConfig.model_validate({**lends(production=None), "sharing": sharing})
     assert (live.lends, str(live.served.path)) == (False, "/policy")
 
 
@@ -91,7 +98,8 @@ def test_replicas_that_rollouts_would_add_are_refused_where_they_have_no_seat_be
         validated(scaled)
     said = ("sharing.mode=lend", "autoscaling.rollout_budget.extra_replicas=1")
     assert all(part in str(refused.value) for part in said)
-    assert FleetConfig.model_validate({**scaled, "sharing": {"mode": "live"}}).autoscaling.rollout_budget is not None
+    live = {**scaled, "sharing": {"mode": "live"}, "lending": {}}
+    assert FleetConfig.model_validate(live).autoscaling.rollout_budget is not None
 
 
 def test_models_that_differ_in_what_does_not_matter_are_twins(tmp_path: Path) -> None:

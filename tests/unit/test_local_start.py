@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from deploy import local
+from deploy import local, serving
 from deploy.config import load
-from deploy.local import LocalFleet, LocalRay, check_trainer
+from deploy.local import FleetFailed, LocalFleet, LocalRay, check_trainer
+from deploy.preflight import check_gpus
 from rollout.errors import ConfigError
 from services.environment import check_environment
 from services.proxy_limits import CALLBACK, CALLBACK_VARIABLE, VARIABLE, proxy_limits
@@ -33,6 +34,49 @@ def test_the_state_of_a_starting_fleet_is_asked_for_once_a_second(
     monkeypatch.setattr(time, "sleep", waits.append)
     fleet._wait_until_running()
     assert waits == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("why", "error"),
+    [("rollout.errors.ConfigError: slo.ttft_s=0.1 is too little", ConfigError), ("RuntimeError: no", FleetFailed)],
+)
+def test_what_a_replica_finds_wrong_with_its_configuration_is_told_as_that(
+    why: str, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = LocalFleet(load([], ["--model.path", str(tmp_path), "--state_dir", str(tmp_path / "state")]))
+    application = SimpleNamespace(
+        status=SimpleNamespace(value="DEPLOY_FAILED"), message="", deployments={"policy": SimpleNamespace(message=why)}
+    )
+    status = SimpleNamespace(applications={fleet.config.fleet: application})
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=SimpleNamespace(status=lambda: status)))
+    with pytest.raises(error, match=f"failed to start: {why.removeprefix('rollout.errors.ConfigError: ')}"):
+        fleet._wait_until_running()
+
+
+def test_a_fleet_on_gpus_that_ray_does_not_find_is_refused(tmp_path: Path) -> None:
+    replicas = [f"--fleet.autoscaling.{most}_replicas=2" for most in ("min", "max")]
+    flags = ["--model.path", str(tmp_path), "--fleet.engine.device=gpu", "--fleet.engine.tensor_parallel_size=2"]
+    fleet = LocalFleet(load([], [*flags, *replicas])).config
+    with pytest.raises(ConfigError, match=r"engine\.device=gpu: 4 are needed .*min_replicas=2 x .*size=2.*finds 3 "):
+        check_gpus(fleet, 3)
+    check_gpus(fleet, 4)
+    check_gpus(LocalFleet(load([], ["--model.path", str(tmp_path)])).config, 0)
+
+
+def test_a_fleet_that_is_interrupted_before_it_serves_did_not_end_well(
+    toml: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalFleet, "__enter__", stop)
+    with pytest.raises(KeyboardInterrupt):
+        serving.serve(load([toml], []))
+    assert "stopped before it served" in capsys.readouterr().out
+    monkeypatch.setattr(LocalFleet, "__enter__", lambda fleet: fleet)
+    monkeypatch.setattr(LocalFleet, "__exit__", lambda *_: None)
+    monkeypatch.setattr(serving, "write_resolved", stop)
+    assert serving.serve(load([toml], [])) == 0
 
 
 def test_a_port_taken_while_ray_starts_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
