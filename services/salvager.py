@@ -65,7 +65,9 @@ class Salvager:
                 raise
             except Exception as error:  # without it the samples go on all the same
                 held.quiet_until = time.monotonic() + _AGAIN_S
-                _log.warning("salvage_refused", group=held.lease.group_id, error=repr(error))
+                late = isinstance(error, TimeoutError) and patience_s is not None
+                why = f"not kept within {patience_s:g} s" if late else repr(error)
+                _log.warning("salvage_refused", group=held.lease.group_id, error=why)
                 return
             held.work.saved(chunks)
             reached(Milestone.SALVAGED)
