@@ -26,7 +26,7 @@ from .session import Session, load_rate, users_of
 from .slo import TARGET, CapacitySearch, Slo, first_rate, slo_of
 from .sweep import Sweep
 
-_MOST_DUELS = 3
+_MOST_DUELS = 2
 """Of a load; each takes minutes, and of a machine whose speed changes all the time none would be the last."""
 
 
