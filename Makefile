@@ -8,7 +8,7 @@ DEMO_ARGS ?=
 RECIPE ?=
 PYTEST_ARGS ?=
 
-.PHONY: help setup audit demo demo-ppo test test-fleet test-own-fleets test-trainer e2e-demo e2e-train unit check check-types units-1 units-2 bench-coserve bench-lend bench-loop bench-push bench-simulate bench-staleness bench-trainer faults faults-own-fleets faults-others soak gpu-check lock clean
+.PHONY: help setup audit demo demo-ppo test test-fleet test-own-fleets test-simulation test-trainer e2e-demo e2e-train unit check check-types units-1 units-2 bench-coserve bench-lend bench-loop bench-push bench-simulate bench-staleness bench-trainer faults faults-own-fleets faults-others soak gpu-check lock clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -22,11 +22,11 @@ demo: setup ## train the demo policy on the idle seats of a live fleet; RECIPE=g
 demo-ppo: ## the same by PPO: ZeRO-2 policy, critic, reference and a reward model that is trained first; into runs/demo-ppo
 	@$(MAKE) --no-print-directory demo RECIPE=ppo-critic DEMO_ARGS="--dir runs/demo-ppo $(DEMO_ARGS)"
 
-test: setup ## every tier: unit; integration and faults with one fleet; end to end, which starts its own
+test: setup ## every tier: unit; integration and faults with one fleet; end to end, which starts its own; simulated days
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target units-1 units-2
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-fleet test-trainer test-own-fleets e2e-train e2e-demo
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-fleet test-trainer test-own-fleets e2e-train e2e-demo test-simulation
 
-# None of the five keeps two cores busy: engines and workers that start are waited for. The longest begin.
+# None of the fleets keeps two cores busy: engines and workers that start are waited for. The longest begin.
 TRAINER_TESTS := $(wildcard $(addprefix tests/integration/test_,trainer_*.py replay.py record.py exact_resume.py critic.py lora.py \
 	packed_policy.py reward_model.py role_groups.py zero_stages.py bench_staleness.py))
 
@@ -42,6 +42,9 @@ test-own-fleets: # faults that need a fleet of their own
 test-trainer: # the trainer, without engines; and what checks it on a GPU, on a CPU
 	@OMP_NUM_THREADS=1 NIGHTSHIFT_GPU_CHECK_DEVICE=cpu $(PY) -m pytest --noconftest tests/gpu $(PYTEST_ARGS)
 	@$(PY) -m pytest $(TRAINER_TESTS) --durations 10 $(PYTEST_ARGS)
+
+test-simulation: # fleets and days of the simulator, minutes of one core
+	@$(PY) -m pytest tests/simulation --quiet --durations 10 $(PYTEST_ARGS)
 
 e2e-demo e2e-train: # each starts its own fleet
 	@$(PY) -m pytest $(addprefix tests/e2e/test_,$(if $(filter %-demo,$@),demo.py,serve_and_train.py adapter_run.py)) --durations 10 $(PYTEST_ARGS)
@@ -64,8 +67,8 @@ soak: setup ## ten minutes of random faults on a whole Nightshift, into runs/soa
 unit: setup ## the unit tier alone
 	@$(PY) -m pytest tests/unit $(PYTEST_ARGS)
 
-check: setup ## lint, format, types and unit tests
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target units-1 units-2 check-types
+check: setup ## lint, format, types, unit tests and simulated days
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target units-1 units-2 check-types test-simulation
 
 check-types:
 	@.venv/bin/ruff check .
@@ -73,7 +76,7 @@ check-types:
 	@.venv/bin/mypy
 
 units-1 units-2: # half of them each, by their first letters
-	@$(PY) -m pytest $(wildcard tests/unit/test_$(if $(filter %-1,$@),[a-r],[s-z])*.py) --quiet $(PYTEST_ARGS)
+	@$(PY) -m pytest $(wildcard tests/unit/test_$(if $(filter %-1,$@),[a-g],[h-z])*.py) --quiet $(PYTEST_ARGS)
 
 bench-coserve: setup ## users and rollouts on one engine, arm by arm, into runs/bench/coserve.json and .png; QUICK=1, ARMS="users guard", RESUME=1
 	@PYTHONPATH=$(CURDIR) $(PY) tests/bench/bench_coserve.py $(if $(filter-out 0,$(QUICK)),--quick) $(if $(filter-out 0,$(RESUME)),--resume) \

@@ -82,9 +82,10 @@ def _answer(
         return one(scene, "lending"), []
     alone = one(users_alone(scene), "users alone")
     outcome = beside_users_alone(one(scene, "with rollouts"), alone)
-    choices = []
-    for number, variant in enumerate(variants(scene) if sweep else (), start=1):
-        found = outcome if variant == scene else beside_users_alone(one(variant, f"settings {number}"), alone)
+    choices, tried = [], list(variants(scene)) if sweep else []
+    for number, variant in enumerate(tried, start=1):
+        name = f"settings {number} of {len(tried)}"
+        found = outcome if variant == scene else beside_users_alone(one(variant, name), alone)
         choices.append(choice(variant, found))
     return outcome, choices
 

@@ -59,8 +59,9 @@ def summary(status: dict[str, Any]) -> str:
     waiting = sum(ledger["queued"] for ledger in ledgers)
     trained = sum(ledger["trained"] for ledger in ledgers)
     attainment = users.get("slo_attainment")
+    replicas = max(len(states), status.get("min_replicas", 0))  # one that is not there yet, or any more, is not healthy
     return (
-        f"replicas {states.count('healthy')}/{len(states)} healthy | version {status['current_version']} | "
+        f"replicas {states.count('healthy')}/{replicas} healthy | version {status['current_version']} | "
         f"seats {seats['users']} users {seats['rollouts']} rollouts {seats['free']} free | "
         f"groups {waiting} queued {trained} trained | TTFT p95 {_ms(users['ttft_ms'].get('p95'))}"
         + ("" if attainment is None else f" | SLO attainment {attainment:.1%}")

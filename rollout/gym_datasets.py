@@ -1,7 +1,7 @@
 """Which datasets of reasoning-gym may score: those whose scorer runs nothing that a client or a model wrote.
 
 Others hand the completion, or the entry that the client sent, to `eval`, or to sympy's `parse_expr`, which does so too.
-`tests/unit/test_gym_datasets.py` reads the scorers of the installed version and compares.
+`tests/integration/test_gym_datasets.py` reads the scorers of the installed version and compares.
 """
 
 from collections.abc import Mapping

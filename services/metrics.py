@@ -84,9 +84,11 @@ class UserLatency:
         self._requests.labels(str(status)).inc()
         self._duration.observe(self._clock() - started)
 
-    async def streamed(self, chunks: AsyncIterable[str | bytes | memoryview], started: float) -> AsyncIterator[bytes]:
-        """Pass a server-sent event stream on, without the engine's marks, and time it. Where they do not tell its
-        tokens every data event counts as one.
+    async def streamed(
+        self, chunks: AsyncIterable[str | bytes | memoryview], started: float, *, held_s: float = 0.0
+    ) -> AsyncIterator[bytes]:
+        """Pass a server-sent event stream on, without the engine's marks, and time it; `held_s` of the time since
+        `started` is no part of the way. Where the marks do not tell its tokens every data event counts as one.
 
         A stream that its client left is counted as 499, one that failed as 500.
         """
@@ -102,7 +104,7 @@ class UserLatency:
                 if found > 0 and status != _FAILED:
                     last = self._clock()
                     events += found
-                    first = self._first_token(last, started, marks.engine_s) if first is None else first
+                    first = self._first_token(last, started, held_s, marks.engine_s) if first is None else first
                 yield data
             status = 200 if status == LEFT else status
         except Exception:
@@ -134,11 +136,11 @@ class UserLatency:
         self._attained.append(inside)
         self._streams.labels(str(inside).lower()).inc()
 
-    def _first_token(self, at: float, started: float, engine_s: float | None) -> float:
+    def _first_token(self, at: float, started: float, held_s: float, engine_s: float | None) -> float:
         self._ttft.append(at - started)
         self._ttft_seconds.observe(at - started)
         if engine_s is not None:
-            self.ways.add(at - started - engine_s)
+            self.ways.add(at - started - held_s - engine_s)
         return at
 
 

@@ -1,6 +1,6 @@
 """What stands before Ray Serve's HTTP proxy, and so before every limit of the gateway.
 
-    uvicorn with BoundedHttp -> ProxyShield -> Serve's own middleware -> Serve's proxy ==> gateway
+    uvicorn with BoundedHttp -> ProxyShield -> ArrivalStamp -> Serve's own middleware -> Serve's proxy ==> gateway
 
 The proxy takes whatever comes: it queues a body as fast as it arrives, whether or not the gateway asks for it or knows
 the token; obeys headers that are meant for machines in front of it; and lists its routes to anybody. Serve calls
@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services import proxy_protocol
 from services.api_errors import ApiError, shown
+from services.proxy_arrival import ArrivalStamp
 from services.proxy_limits import ProxyLimits, proxy_limits
 from services.proxy_refusals import body_too_large, headers_too_long, too_many_headers, too_much_held, url_too_long
 
@@ -46,7 +47,7 @@ def middlewares() -> list[Middleware]:
     """
     limits = proxy_limits(os.environ)
     proxy_protocol.install(limits)
-    return [Middleware(ProxyShield, limits=limits)]
+    return [Middleware(ArrivalStamp), Middleware(ProxyShield, limits=limits)]  # the last of them is asked first
 
 
 class ProxyShield:

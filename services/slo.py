@@ -10,7 +10,7 @@ class SloConfig(Settings):
     seat that users leave."""
 
     ttft_s: float | None = Field(default=None, gt=0)
-    """Seconds to the first token, from where Serve's proxy has the request whole, as far as the gateway can tell."""
+    """Seconds to the first token, from where Serve's proxy has the request, as far as the gateway can tell."""
     tpot_s: float | None = Field(default=None, gt=0)
     """Seconds between two tokens, mean of a request."""
     window_s: float = Field(default=10.0, gt=0, le=300)
@@ -18,7 +18,7 @@ class SloConfig(Settings):
     most_headroom: float = Field(default=0.9, gt=0, le=1)
     """Largest share of what users alone leave of a target, beyond which rollouts get fewer seats. The one in force is
     learned from users, from 0.8 of this on, between 0.2 of it and all of it."""
-    miss_share: float = Field(default=0.005, gt=0, le=0.5)
+    miss_share: float = Field(default=0.003, gt=0, le=0.5)
     """Share of users that rollouts may have miss a target: where more of those who had rollouts beside them miss one
     that they would not have missed alone, the headroom sinks, else it rises."""
     increase_per_s: float = Field(default=0.05, gt=0, le=10)

@@ -64,6 +64,7 @@ class StatusApi:
             "current_version": snapshot.current_version,
             "replicas": [_replica(beat) for beat in snapshot.replicas],
             "replicas_seen": snapshot.seen_replicas,
+            "min_replicas": fleet.autoscaling.min_replicas,
             "seats": _seats(snapshot),
             "runs": {run: _run(snapshot, run) for run in snapshot.ledgers},
             "users": {

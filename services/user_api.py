@@ -1,6 +1,7 @@
 """The OpenAI routes: users' requests are checked here, lose what could harm others, and go to the engines."""
 
 import asyncio
+import time
 import uuid
 from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from services.grammar_size import check_grammar
 from services.limits import read_json
 from services.metrics import LEFT
 from services.openapi import ERRORS, Answers, body_of, needs
+from services.proxy_arrival import Arrival, arrival, waited_s
 from services.submissions import check_context
 from services.user_schemas import DROPPED, ChatBody, CompletionBody
 from services.way import HEADER
@@ -60,29 +62,27 @@ class UserApi:
     async def completions(self, request: Request) -> Response:
         """OpenAI text completions; `stream: true` answers as server-sent events."""
         self._parts.users.hold(request)
-        value, started = await self._read(request)
+        value, came = await self._read(request)
         body = _parse(CompletionBody, value)
         await self._check_completion(body)
         sent = self._forwarded(body)
-        return await self._timed(self._parts.backend.completions(sent, self._engine_headers()), started, body)
+        return await self._timed(self._parts.backend.completions(sent, self._engine_headers()), came, body)
 
     async def chat(self, request: Request) -> Response:
         """OpenAI chat completions; `stream: true` answers as server-sent events."""
         self._parts.users.hold(request)
-        value, started = await self._read(request)
+        value, came = await self._read(request)
         body = _parse(ChatBody, value)
         await self._check_chat(body)
         sent = self._forwarded(body)
-        return await self._timed(self._parts.backend.chat(sent, self._engine_headers()), started, body)
+        return await self._timed(self._parts.backend.chat(sent, self._engine_headers()), came, body)
 
-    async def _read(self, request: Request) -> tuple[Any, float]:
-        """The body, and when the request came to Serve's proxy, which holds it until it is asked for: about as long
-        before it came here as the body takes. How long a client takes to send one is not ours to answer for."""
+    async def _read(self, request: Request) -> tuple[Any, Arrival]:
+        """The body, and when the request came to Serve's proxy, which holds it until it is asked for."""
         latency = self._parts.latency
-        came = latency.now()
+        came, waited = latency.now(), waited_s(request.headers, time.monotonic())
         value = await read_json(request)
-        read_s = latency.now() - came
-        return value, came - read_s if read_s < _UPLOAD_S else came + read_s
+        return value, arrival(came, latency.now() - came, waited)
 
     async def _check_completion(self, body: CompletionBody) -> None:
         sequences = len(body.prompts) * (body.n or 1)
@@ -153,22 +153,22 @@ class UserApi:
             sent.setdefault("add_generation_prompt", False)  # the engine takes no request that leaves both on
         return sent
 
-    async def _timed(self, answering: Awaitable[Response], started: float, body: CompletionBody | ChatBody) -> Response:
+    async def _timed(self, answering: Awaitable[Response], came: Arrival, body: CompletionBody | ChatBody) -> Response:
         latency, streams = self._parts.latency, bool(body.stream)
         try:
             response = await answering
         except asyncio.CancelledError:
-            latency.unanswered(started, LEFT, streams=streams)
+            latency.unanswered(came.at, LEFT, streams=streams)
             raise
         except Exception as error:
             status = error.status if isinstance(error, ApiError) else 500
             if status >= 500:
-                latency.unanswered(started, status, streams=streams)
+                latency.unanswered(came.at, status, streams=streams)
             raise
         if isinstance(response, StreamingResponse):
-            response.body_iterator = latency.streamed(response.body_iterator, started)
+            response.body_iterator = latency.streamed(response.body_iterator, came.at, held_s=came.held_s)
         else:
-            latency.answered(started, response.status_code)
+            latency.answered(came.at, response.status_code)
         return response
 
     def _engine_headers(self) -> dict[str, str]:
@@ -184,8 +184,6 @@ class UserApi:
         )
 
 
-_UPLOAD_S = 0.1
-"""A body that takes longer comes from a client that is still sending it."""
 _MAX_N = "gateway.limits.max_n"
 _OPENAI_DEFAULT = 16
 _MAX_SEED = 2**63 - 1

@@ -1,16 +1,19 @@
 """Fixtures of every tier: one Redis and ONE fleet for the whole session, both real."""
 
 import importlib.util
+import logging
 import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from deploy.embedded_redis import EmbeddedRedis
@@ -46,6 +49,20 @@ def fault(request: pytest.FixtureRequest) -> FaultRow:
     """The test's row in the fault matrix."""
     row: FaultRow = request.node.stash[ROW]
     return row
+
+
+@pytest.fixture
+def command_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command sets handlers and log levels for its process; here the process goes on."""
+    for name in list(os.environ):
+        if name.startswith("NIGHTSHIFT_") or name == "REDIS_URL":
+            monkeypatch.delenv(name)
+    handler = signal.getsignal(signal.SIGTERM)
+    with warnings.catch_warnings():
+        yield
+    signal.signal(signal.SIGTERM, handler)
+    logging.disable(logging.NOTSET)
+    structlog.reset_defaults()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -36,9 +36,9 @@ def healthy_replica(fleet: RunningFleet, *, besides: set[str]) -> dict[str, Any]
     raise AssertionError(f"no healthy replica besides {besides} after {START_S} s: {replicas(fleet)}")
 
 
-def status_of_a_users_request(fleet: RunningFleet) -> int:
+def status_of_a_users_request(fleet: RunningFleet, *, stream: bool = False) -> int:
     headers = {"Authorization": f"Bearer {fleet.tokens.user}"}
-    body = {"prompt": "abc", "max_tokens": 4}
+    body = {"prompt": "abc", "max_tokens": 4, "stream": stream}
     answer = httpx.post(f"{fleet.url}/v1/completions", json=body, headers=headers, timeout=60, **DIRECT)
     return answer.status_code
 

@@ -1,19 +1,23 @@
 """Ray Serve's proxy of a running fleet, as anybody without a token meets it."""
 
 import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import httpx
 import psutil
 import pytest
 
-from tests.fleet_processes import proxy_of
+from tests.fleet_processes import gateways, proxy_of, stopped
+from tests.fleet_status import status_of_a_users_request
 from tests.plain_http import DIRECT
 from tests.running_fleet import RunningFleet
 
 pytestmark = pytest.mark.timeout(900)
 _MIB = 1024**2
+_STILL_S = 3.0
 _MOST = 64 * 1024 * _MIB
 """More than a connection takes in the moment that it is read on after a refusal."""
 
@@ -96,3 +100,23 @@ def test_a_scraper_reads_figures_and_nothing_else(fleet: RunningFleet, anybody: 
     headers = {"Authorization": f"Bearer {fleet.tokens.metrics}"}
     assert "nightshift_replicas " in anybody.get("/metrics", headers=headers).text
     assert "has metrics" in error(anybody.get("/v1/status", headers=headers), 403)
+
+
+def test_a_users_first_token_counts_from_the_proxy_where_the_gateway_stands_still(fleet: RunningFleet) -> None:
+    (gateway,) = gateways(fleet)
+    before = first_tokens(fleet)
+    with ThreadPoolExecutor(1) as threads:
+        with stopped(gateway):
+            asked = threads.submit(status_of_a_users_request, fleet, stream=True)
+            time.sleep(_STILL_S)
+        assert asked.result() == 200
+    count, seconds = (after - was for after, was in zip(first_tokens(fleet), before, strict=True))
+    assert count == 1
+    assert seconds > _STILL_S - 0.5
+
+
+def first_tokens(fleet: RunningFleet) -> tuple[float, float]:
+    """How many the gateway has counted, and their seconds in all."""
+    page = httpx.get(f"{fleet.url}/metrics", headers={"Authorization": f"Bearer {fleet.tokens.admin}"}, **DIRECT).text
+    found = dict(line.rsplit(" ", 1) for line in page.splitlines() if line.startswith("nightshift_user_ttft_seconds_"))
+    return float(found["nightshift_user_ttft_seconds_count"]), float(found["nightshift_user_ttft_seconds_sum"])

@@ -1,30 +1,10 @@
 """What tests of the command line share."""
 
-import logging
-import os
-import signal
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from tests.tiny_models import build_policy
-
-
-@pytest.fixture
-def command_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A command sets handlers and log levels for its process; here the process goes on."""
-    for name in list(os.environ):
-        if name.startswith("NIGHTSHIFT_") or name == "REDIS_URL":
-            monkeypatch.delenv(name)
-    handler = signal.getsignal(signal.SIGTERM)
-    with warnings.catch_warnings():
-        yield
-    signal.signal(signal.SIGTERM, handler)
-    logging.disable(logging.NOTSET)
-    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module")

@@ -315,6 +315,7 @@ async def test_status_and_metrics_show_fleet_ledger_and_seats(http: httpx.AsyncC
     status = (await http.get("/v1/status", headers=bearer(ADMIN))).json()
     assert status["seats"] == {"total": 8, "users": 1, "rollouts": 5, "free": 2}
     assert (status["current_version"], status["durability"], status["replicas_seen"]) == (7, "always", 1)
+    assert status["min_replicas"] == gateway.parts.fleet.autoscaling.min_replicas
     assert status["replicas"][0]["version"] == 7
     ledger = status["runs"]["default"]["ledger"]
     assert (ledger["accepted"], ledger["delivered"], ledger["pending"], ledger["balance"]) == (2, 1, 1, 0)

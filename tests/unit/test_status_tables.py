@@ -12,6 +12,7 @@ STATUS: dict[str, Any] = {
     "model": "policy",
     "durability": "always",
     "current_version": 12,
+    "min_replicas": 2,
     "replicas": [
         {
             "replica": "engine-abcdef1234567890",
@@ -39,6 +40,7 @@ def test_eighty_columns_show_every_state_and_number_of_the_ledger(
     rows = [line.split() for line in shown.splitlines()]
     for i, state in enumerate(STATES):
         assert ["│", state, "│", str(100_000 + i), "│"] in rows
+    assert shown.splitlines()[1].startswith("replicas 0/2 healthy |")
     assert "TTFT p95 3 ms | SLO attainment 99.8%" in " ".join(shown.split())
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) <= 80

@@ -10,7 +10,7 @@ from deploy.simulation.engine import Engine, Sequence
 from deploy.simulation.scene import Scene
 from rollout.errors import ConfigError
 from services.config import FleetOptions
-from tests.unit.simulation_kit import MODEL, SEATS, TRAINING, Bench, scene, told
+from tests.simulation.kit import MODEL, SEATS, TRAINING, Bench, scene, told
 
 
 def on_adapters(one: Scene, **sharing: Any) -> Scene:

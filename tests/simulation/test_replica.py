@@ -15,7 +15,7 @@ from rollout.errors import ConfigError
 from services.config import FleetOptions
 from services.push_config import PushConfig
 from services.slo import SloConfig
-from tests.unit.simulation_kit import MODEL, SEATS, TRAINING, Bench, scene, told
+from tests.simulation.kit import MODEL, SEATS, TRAINING, Bench, scene, told
 from trainer.config import StalenessConfig
 
 
