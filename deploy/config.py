@@ -20,7 +20,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -63,6 +63,9 @@ class NightshiftConfig(BaseSettings):
     """Name of the fleet in Redis: several may share a server."""
     state_dir: Path = Path("runs/.nightshift")
     """Where a local fleet keeps its tokens (mode 0600) and says that it is running."""
+    start_timeout_s: float = Field(default=600.0, gt=0, le=86_400)
+    """Seconds in which the engines of a local fleet have to load their model and to show that weights can be replaced:
+    more for a large model on a slow disk."""
     model: ModelConfig
     redis: RedisConfig = RedisConfig()
     rewards: RewardsConfig = RewardsConfig()

@@ -86,7 +86,6 @@ class LocalFleet:
         config: NightshiftConfig,
         *,
         progress: Callable[[str], None] = lambda _: None,
-        start_timeout_s: float = 600.0,
         spare_cpus: float = 1.0,
     ) -> None:
         """`progress` is told each phase as it begins; `spare_cpus` Ray CPUs are kept for a trainer that joins."""
@@ -94,7 +93,6 @@ class LocalFleet:
         self.config: FleetConfig = config.fleet_config()
         self.state_dir = config.state_dir.absolute()
         self._progress = progress
-        self._start_timeout_s = start_timeout_s
         self._spare_cpus = spare_cpus
         self._stack = ExitStack()
         self._embedded: EmbeddedRedis | None = None
@@ -209,7 +207,7 @@ class LocalFleet:
     def _wait_until_running(self) -> None:
         from ray import serve
 
-        deadline = time.monotonic() + self._start_timeout_s
+        deadline = time.monotonic() + self.settings.start_timeout_s
         self._progress("engine: loading vLLM and the model, then the rehearsal")
         while time.monotonic() < deadline:
             application = serve.status().applications.get(self.config.fleet)
@@ -223,7 +221,7 @@ class LocalFleet:
             if state == "RUNNING":
                 return
             time.sleep(_STATUS_POLL_S)
-        raise FleetFailed(self._failure(f"was not healthy after {self._start_timeout_s:g} s"))
+        raise FleetFailed(self._failure(f"was not healthy after start_timeout_s={self.settings.start_timeout_s:g} s"))
 
     def _wait_until_answering(self) -> None:
         self._progress("gateway")

@@ -101,8 +101,8 @@ def uninterrupted() -> Iterator[None]:
 def interrupt_deferred() -> Iterator[None]:
     """The first SIGINT or SIGTERM takes effect at the end of the block, the second at once.
 
-    None does where the block raises, which ends the work as well. A handler that the block sets itself, as Ray does for
-    SIGTERM, goes before this one until the end.
+    None does where the block raises, which ends the work as well. A handler that the block sets itself goes before this
+    one until the end; where it exits with the signal's number, as Ray's of SIGTERM does, the one of before is asked.
     """
     came: list[int] = []
 
@@ -117,7 +117,13 @@ def interrupt_deferred() -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():
             for number in _STOP_SIGNALS:
                 signal.signal(number, defer)
-        yield
+        try:
+            yield
+        except SystemExit as ended:
+            former = formers.get(ended.code) if isinstance(ended.code, int) else None
+            if callable(former):
+                former(ended.code, None)
+            raise
     if came:
         signal.raise_signal(came[0])
 

@@ -36,6 +36,14 @@ def test_the_state_of_a_starting_fleet_is_asked_for_once_a_second(
     assert waits == [1.0, 1.0]
 
 
+def test_a_start_that_takes_too_long_names_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ["--model.path", str(tmp_path), "--state_dir", str(tmp_path / "state"), "--start_timeout_s", "0.05"]
+    status = SimpleNamespace(applications={})
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=SimpleNamespace(status=lambda: status)))
+    with pytest.raises(FleetFailed, match=r"was not healthy after start_timeout_s=0\.05"):
+        LocalFleet(load([], flags))._wait_until_running()
+
+
 @pytest.mark.parametrize(
     ("why", "error"),
     [("rollout.errors.ConfigError: slo.ttft_s=0.1 is too little", ConfigError), ("RuntimeError: no", FleetFailed)],
