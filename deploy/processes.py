@@ -120,8 +120,7 @@ def interrupt_deferred() -> Iterator[None]:
         try:
             yield
         except SystemExit as ended:
-            former = formers.get(ended.code) if isinstance(ended.code, int) else None
-            if callable(former):
+            if isinstance(ended.code, int) and callable(former := formers.get(ended.code)):
                 former(ended.code, None)
             raise
     if came:
