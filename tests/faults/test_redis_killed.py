@@ -82,7 +82,7 @@ async def test_a_server_that_hangs_is_replaced_by_the_next_start(
     server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch, fault: FaultRow
 ) -> None:
     monkeypatch.setattr(deploy.embedded_redis, "_START_S", 4.0)
-    monkeypatch.setattr(deploy.embedded_redis, "_STOP_S", 0.5)
+    monkeypatch.setattr(deploy.embedded_redis, "_STOP_S", 3.0)
     monkeypatch.setattr(deploy.redis_wire, "_ANSWER_S", 1.0)
     async with connected(server.url) as store:
         await RedisQueue(store, "hang").submit([a_request()])
