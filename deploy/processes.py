@@ -102,7 +102,7 @@ def interrupt_deferred() -> Iterator[None]:
     """The first SIGINT or SIGTERM takes effect at the end of the block, the second at once.
 
     None does where the block raises, which ends the work as well. A handler that the block sets itself goes before this
-    one until the end; where it exits with the signal's number, as Ray's of SIGTERM does, the one of before is asked.
+    one until the end.
     """
     came: list[int] = []
 
@@ -117,12 +117,7 @@ def interrupt_deferred() -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():
             for number in _STOP_SIGNALS:
                 signal.signal(number, defer)
-        try:
-            yield
-        except SystemExit as ended:
-            if isinstance(ended.code, int) and callable(former := formers.get(ended.code)):
-                former(ended.code, None)
-            raise
+        yield
     if came:
         signal.raise_signal(came[0])
 

@@ -2,6 +2,8 @@
 for it."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
@@ -36,7 +38,8 @@ def start_local_ray(**arguments: Any) -> None:
     for tries_left in reversed(range(_TRIES)):
         others = set(psutil.Process().children(recursive=True))
         try:
-            ray.init(address="local", **arguments)
+            with _sigterm_left_alone():
+                ray.init(address="local", **arguments)
         except Exception as error:
             for process in set(psutil.Process().children(recursive=True)) - others:
                 process.kill()
@@ -44,3 +47,17 @@ def start_local_ray(**arguments: Any) -> None:
                 raise
         else:
             return
+
+
+@contextmanager
+def _sigterm_left_alone() -> Iterator[None]:
+    """Ray's own handler would break its start off half-way, and a process whose connection was made half-way crashes
+    when it exits: whoever handled SIGTERM before decides."""
+    from ray._private import utils
+
+    former = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda _handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = former

@@ -1,7 +1,6 @@
 """A stop waits for what must not be cut in two, once; and what is left of a command that was killed is ended."""
 
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,17 +47,6 @@ def test_handlers_are_put_back_whatever_the_block_sets() -> None:
     with interrupt_deferred():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     assert {number: signal.getsignal(number) for number in former} == former
-
-
-def test_an_exit_by_a_handler_of_the_block_is_what_the_commands_own_makes_of_the_signal() -> None:
-    def exits(number: int, _frame: object) -> None:
-        sys.exit(number)
-
-    with pytest.raises(Stopped), interrupt_deferred():  # noqa: PT012 - as above
-        signal.signal(signal.SIGTERM, exits)
-        signal.raise_signal(signal.SIGTERM)
-    with pytest.raises(SystemExit, match="3"), interrupt_deferred():
-        sys.exit(3)
 
 
 def test_an_error_of_the_block_is_what_is_raised() -> None:

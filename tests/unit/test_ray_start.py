@@ -1,11 +1,13 @@
 """A machine that is slow for half a minute costs a start of Ray another try, and nothing else does."""
 
+import signal
 import subprocess
 import time
 
 import psutil
 import pytest
 import ray
+from ray._private import utils
 
 from trainer.ray_start import start_local_ray
 
@@ -43,6 +45,19 @@ def test_a_slow_start_is_tried_again_with_the_same_arguments(monkeypatch: pytest
     start_local_ray(num_cpus=2)
     assert init.calls == [{"address": "local", "num_cpus": 2}] * 3
     assert nothing_is_left()
+
+
+def test_a_start_leaves_sigterm_to_whoever_handled_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = signal.getsignal(signal.SIGTERM)
+
+    def init(**_arguments: object) -> None:
+        utils.set_sigterm_handler(lambda _number, _frame: None)  # as Ray's own does
+
+    former = utils.set_sigterm_handler
+    monkeypatch.setattr(ray, "init", init)
+    start_local_ray()
+    assert signal.getsignal(signal.SIGTERM) is kept
+    assert utils.set_sigterm_handler is former
 
 
 @pytest.mark.parametrize(("errors", "calls"), [((SLOW, SLOW, SLOW), 3), ((ValueError("num_cpus"),), 1)])
