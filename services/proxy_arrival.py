@@ -32,21 +32,21 @@ class Arrival:
 
 
 def arrival(came: float, read_s: float, waited: float | None) -> Arrival:
-    """Of a request that came to the gateway at `came`, whose body was read in `read_s` from there and had `waited` by
-    its stamp before.
+    """Of a request that came to the gateway at `came`, whose body was read in `read_s` from there, and which had
+    `waited` by its stamp before; all in seconds.
 
     Without a stamp it was at the proxy about as long before as the body takes from there. How long a client takes to
-    send one is not ours to answer for.
+    send one is not ours to answer for, how long it waits for a gateway is, however slowly that then reads.
 
     >>> arrival(10.0, 0.02, None), arrival(10.0, 0.02, 0.03), arrival(10.0, 0.5, 0.03)
     (Arrival(at=9.98, held_s=0.0), Arrival(at=9.97, held_s=0.0), Arrival(at=10.5, held_s=0.0))
-    >>> arrival(10.0, 0.0, 4.0)
-    Arrival(at=6.0, held_s=4.0)
+    >>> arrival(10.0, 0.0, 4.0), arrival(10.0, 0.5, 4.0)
+    (Arrival(at=6.0, held_s=4.0), Arrival(at=6.5, held_s=4.0))
     """
-    if read_s >= _SHORT_S:
-        return Arrival(came + read_s)
-    before_s = max(read_s, waited or 0.0)
-    return Arrival(came - before_s, before_s - read_s if before_s >= _SHORT_S else 0.0)
+    waited, slow = waited or 0.0, read_s >= _SHORT_S
+    if waited >= _SHORT_S:
+        return Arrival(came - waited + (read_s if slow else 0.0), held_s=waited)
+    return Arrival(came + read_s if slow else came - max(read_s, waited))
 
 
 class ArrivalStamp:

@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from services.api_errors import ApiError
 from services.config import FleetConfig
 from services.gateway_app import build_app
-from services.proxy_arrival import Arrival, ArrivalStamp
+from services.proxy_arrival import Arrival
 from services.tokenizer import TokenisedPrompt
 from services.user_api import UserApi
 from services.user_schemas import ChatBody, CompletionBody
@@ -211,23 +210,6 @@ async def test_a_first_token_counts_from_the_proxy_and_not_from_where_a_slow_cli
     _, came = await UserApi(gateway.parts)._read(request)
     assert [chunk async for chunk in latency.streamed(token(), came.at)]
     assert latency.ttft.p50 == pytest.approx(felt_s)
-
-
-async def test_who_waited_in_the_proxy_for_a_gateway_felt_it_and_the_way_to_the_engine_is_no_longer_for_it() -> None:
-    class Marking(EchoBackend):
-        async def completions(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
-            return StreamingResponse(iter([": engine 0.0000\n\ndata: {}\n\n"]), media_type="text/event-stream")
-
-    gateway = kit(fleet(slo={"ttft_s": 0.5}), backend=Marking())
-    app = ArrivalStamp(build_app(gateway.parts), lambda: time.monotonic() - 7.0)
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://proxy", headers=bearer(USER)) as http:
-        answer = await http.post("/v1/completions", json=body("text", stream=True))
-    assert answer.status_code == 200
-    latency = gateway.parts.latency
-    assert latency.ttft.p50 == pytest.approx(7.0, abs=1.0)
-    assert latency.slo_attainment == 0.0
-    assert 0.0 < latency.ways.seconds < 1.0
 
 
 async def test_who_leaves_before_the_first_token_is_counted_by_how_long_they_waited() -> None:

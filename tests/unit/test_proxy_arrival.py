@@ -1,15 +1,20 @@
 """How long a request waited in Serve's proxy, as the gateway learns it."""
 
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from services import proxy_arrival
+from services.gateway_app import build_app
 from services.proxy_arrival import HEADER, ArrivalStamp, waited_s
+from tests.unit.gateway_kit import MODEL, USER, EchoBackend, bearer, fleet, kit
 from tests.unit.shielded import shielded
 
 
@@ -69,3 +74,20 @@ async def test_serve_puts_the_stamp_behind_the_shield_which_does_not_count_it(mo
     assert len(answer.request.headers) == 8
     assert answer.status_code == 200
     assert len(seen) == 1
+
+
+async def test_who_waited_in_the_proxy_for_a_gateway_felt_it_and_the_way_to_the_engine_is_no_longer_for_it() -> None:
+    class Marking(EchoBackend):
+        async def completions(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
+            return StreamingResponse(iter([": engine 0.0000\n\ndata: {}\n\n"]), media_type="text/event-stream")
+
+    gateway = kit(fleet(slo={"ttft_s": 0.5}), backend=Marking())
+    app = ArrivalStamp(build_app(gateway.parts), lambda: time.monotonic() - 7.0)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://proxy", headers=bearer(USER)) as http:
+        answer = await http.post("/v1/completions", json={"model": MODEL, "prompt": "one two", "stream": True})
+    assert answer.status_code == 200
+    latency = gateway.parts.latency
+    assert latency.ttft.p50 == pytest.approx(7.0, abs=1.0)
+    assert latency.slo_attainment == 0.0
+    assert 0.0 < latency.ways.seconds < 1.0
