@@ -57,7 +57,7 @@ def _seen(**changes: Any) -> Seen:
         "pushes": [_push(103.0, 1.5)],
         "before": _counts(1_000, Kept(400, 50), generated=500, cuts=2),
         "after": _counts(1_000 + _USERS + 1_970 + _CANARY + 3, Kept(2_200, 220), generated=2_500, cuts=6, lost=30),
-        "host": Host(0.02, 0.05, 0.2, 0.01),
+        "host": Host(0.02, 0.05, 0.0002),
     }
     return Seen(**{**values, **changes})
 

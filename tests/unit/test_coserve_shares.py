@@ -1,6 +1,7 @@
 """What the harvest is worth, whom it is compared with, and how sure that is."""
 
 import asyncio
+import os
 import random
 from itertools import chain, count, repeat
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.bench.coserve.beats import Beat, blocks, harvest_rate, kept_at
 from tests.bench.coserve.bootstrap import interval, paired_interval
 from tests.bench.coserve.harvest_share import Constant, efficiency, oracle
 from tests.bench.coserve.host import Host, Quiet, Theft, ticks
+from tests.bench.coserve.pace import Mark, Pace, watched
 from tests.bench.coserve.sweep import Sweep
 from tests.keeper_stand import SLO, TOTAL, Engine, keeper_of, late_user, look, sat, work
 
@@ -108,15 +110,15 @@ def test_what_another_guest_had_is_read_from_the_processors_counters(tmp_path: P
 def test_a_round_of_which_another_guest_took_much_is_measured_again_a_bounded_number_of_times() -> None:
     quiet = Quiet(0.05, 0.05, 0.15, 2, 0.0)
     shares = [(None, None), (0.05, 0.1), (0.06, 0.1), (0.0, 0.0), (0.01, 0.31), (0.3, 0.3)]
-    assert [quiet.again(*share) for share in shares] == [False, False, True, False, True, False]
+    assert [quiet.again(Host(*share)) for share in shares] == [False, False, True, False, True, False]
 
 
 def test_the_fewer_repeats_are_left_the_more_a_round_must_have_lost() -> None:
     quiet = Quiet(0.05, 0.01, 0.15, 4, 0.0)
     lost = [0.011, 0.013, 0.014, 0.019, 0.021, 0.039, 0.041, 1.0]
-    assert [quiet.again(share, 0.0) for share in lost] == [True, False, True, False, True, False, True, False]
+    assert [quiet.again(Host(share, 0.0)) for share in lost] == [True, False, True, False, True, False, True, False]
     resumed = Quiet(0.05, 0.01, 0.15, 4, 0.0, repeated=list(quiet.repeated))
-    assert resumed.again(0.011, 0.0), "what an earlier call repeated costs this one nothing"
+    assert resumed.again(Host(0.011, 0.0)), "what an earlier call repeated costs this one nothing"
     assert len(resumed.repeated) == 5
 
 
@@ -137,12 +139,12 @@ async def test_a_run_waits_for_a_machine_that_has_its_processors_until_its_patie
     quiet, looks = Quiet(0.05, 0.0004, 0.15, 0, 0.03), iter([0.3, 0.2, 0.04, 0.3, 0.3, 0.3])
 
     async def look() -> Host:
-        return Host(share := next(looks), share, 0.2, 0.01)
+        return Host(share := next(looks), share)
 
-    assert (await quiet.wait(look, pause_s=0.01)).steal == 0.04
-    assert quiet.waited_s == pytest.approx(0.02)
-    assert (await quiet.wait(look, pause_s=0.01)).steal == 0.3
-    assert quiet.waited_s == pytest.approx(0.03)
+    await quiet.wait(look, pause_s=0.01)
+    assert (next(looks), quiet.waited_s) == (0.3, pytest.approx(0.02))
+    await quiet.wait(look, pause_s=0.01)
+    assert (list(looks), quiet.waited_s) == ([], pytest.approx(0.03))
 
 
 async def test_work_is_done_again_where_another_guest_had_the_processors_meanwhile() -> None:
@@ -150,7 +152,7 @@ async def test_work_is_done_again_where_another_guest_had_the_processors_meanwhi
     readings = iter([(0, 0), (60, 200), (60, 200), (62, 400)])
 
     async def look() -> Host:
-        return Host(0.0, 0.0, 0.2, 0.01)
+        return Host(0.0, 0.0)
 
     async def work() -> int:
         done.append(len(done))
@@ -158,8 +160,40 @@ async def test_work_is_done_again_where_another_guest_had_the_processors_meanwhi
 
     found, host = await quiet.measured(work, look, lambda: Theft(lambda: next(readings)))
     assert (found, done) == (1, [0, 1])
-    assert host == Host(0.01, 0.01, 0.2, 0.01)
+    assert host == Host(0.01, 0.01)
     assert len(quiet.repeated) == 1
+
+
+def test_a_round_on_slower_processors_is_measured_again_without_a_pause() -> None:
+    quiet, usual_s = Quiet(0.05, 0.01, 0.15, 2, 60.0, slower=0.03), 200e-6
+    assert not quiet.again(Host(0.0, 0.0, 1.0)), "nothing is known of the usual pace yet"
+    quiet.usual_s = usual_s
+    rounds = [Host(0.0, 0.0, usual_s * share) for share in (1.03, 1.04, 1.05, 1.07, 9.0)]
+    assert [quiet.again(host) for host in rounds] == [False, True, False, True, False]
+    assert not quiet.disturbed
+    assert not quiet.again(Host(0.0, 0.0)), "nobody watched"
+
+
+async def test_the_pace_of_a_round_is_of_what_was_done_in_it() -> None:
+    pace = Pace()
+    pace.add(7.0)
+    async with (theft := Theft(lambda: None, pace)).seen():
+        pace.add(1.0)
+        pace.add(2.0)
+    pace.add(9.0)
+    assert theft.host == Host(None, None, 1.5)
+    async with (unseen := Theft(lambda: None, pace)).seen():
+        pass
+    assert unseen.host.pace_s is None
+
+
+async def test_every_processor_is_watched_while_a_session_is_on() -> None:
+    everywhere = os.sched_getaffinity(0)
+    async with watched() as pace:
+        while pace.mark().count < 2 * len(everywhere):  # noqa: ASYNC110 - its threads tell nobody
+            await asyncio.sleep(0.01)
+    assert 0 < (pace.since(Mark()) or 0.0) < 0.1
+    assert os.sched_getaffinity(0) == everywhere
 
 
 async def test_a_guard_that_rests_has_no_rollouts_and_forgets_nothing() -> None:
@@ -183,15 +217,15 @@ async def test_what_was_disturbed_is_measured_again_after_a_calm_while() -> None
     readings = iter([(0, 0), (5, 100), (5, 100), (5, 200)])
 
     async def look() -> Host:
-        return Host(0.0, 0.0, 0.2, 0.01)
+        return Host(0.0, 0.0)
 
-    assert quiet.again(0.02, 0.02)
+    assert quiet.again(Host(0.02, 0.02))
     await quiet.wait(look, lambda: Theft(lambda: next(readings)), calm_s=0.01, work=asyncio.sleep)
     assert (quiet.waited_s, quiet.disturbed) == (pytest.approx(0.02), False)
-    assert quiet.again(0.02, 0.02)
+    assert quiet.again(Host(0.02, 0.02))
     await quiet.wait(look, lambda: Theft(lambda: (0, 0)), calm_s=0.01, work=asyncio.sleep)
     assert quiet.waited_s == pytest.approx(0.03)
-    assert quiet.again(0.02, 0.02)
+    assert quiet.again(Host(0.02, 0.02))
     await quiet.wait(look, Theft, calm_s=0.01, work=asyncio.sleep)  # patience is at its end
     assert quiet.waited_s == pytest.approx(0.03)
 
@@ -200,9 +234,9 @@ async def test_a_host_that_is_not_quieter_for_minutes_is_measured_as_it_is() -> 
     quiet, taken = Quiet(0.05, 0.01, 0.15, 30, 60.0), count(0, 5)
 
     async def look() -> Host:
-        return Host(0.0, 0.0, 0.2, 0.01)
+        return Host(0.0, 0.0)
 
-    assert quiet.again(0.02, 0.02)
+    assert quiet.again(Host(0.02, 0.02))
     await quiet.wait(
         look, lambda: Theft(lambda: ((stolen := next(taken)), 20 * stolen)), calm_s=0.01, work=asyncio.sleep
     )
@@ -215,4 +249,4 @@ async def test_a_round_may_lose_twice_what_others_take_of_its_host_at_any_time_u
 ) -> None:
     quiet, readings = Quiet(0.05, 0.0004, 0.15, 3, 0.0), chain([(0, 0)], repeat((usual, 10_000)))
     assert await quiet.settle(lambda: Theft(lambda: next(readings)), calm_s=0.01, work=asyncio.sleep) == usual / 10_000
-    assert [quiet.again(ticks / 10_000, 0.0) for ticks in (kept, lost)] == [False, True]
+    assert [quiet.again(Host(ticks / 10_000, 0.0)) for ticks in (kept, lost)] == [False, True]

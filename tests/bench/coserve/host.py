@@ -7,13 +7,14 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import TypeVar
 
-import numpy as np
-
 from tests.bench.say import say
+
+from .pace import Mark, Pace
 
 SeenT = TypeVar("SeenT")
 Work = Callable[[float], Awaitable[None]]
@@ -23,7 +24,7 @@ _STAT = Path("/proc/stat")
 _STEAL = 7
 """Column of the time in which another guest had the processors; the two after it are part of others."""
 _PROBE_BYTES = 64 * 1024**2
-_PROBES = 4
+_PROBES = 8
 _AGAIN_S = 10.0
 """Between two looks at a host that is not quiet."""
 _CALM_S = 60.0
@@ -47,11 +48,8 @@ class Host:
     moment: float | None
     """The same of the two seconds in a row that it had most of: users who come then miss for it, however quiet the rest
     of the round was."""
-    probe_s: float
-    """That a core took for a fixed piece of work right before it, while all had one."""
-    copy_s: float
-    """That it then took to copy 64 MiB, while all did: a neighbour on the same memory steals no time, and makes each
-    step of an engine longer."""
+    pace_s: float | None = None
+    """Processor time of a fixed piece of work in it (`pace.py`); None where nobody watched."""
 
 
 def ticks(path: Path = _STAT) -> tuple[int, int] | None:
@@ -76,29 +74,29 @@ def stolen(before: tuple[int, int] | None, after: tuple[int, int] | None) -> flo
 
 
 def worst(hosts: Sequence[Host]) -> Host:
-    """The most of each figure that any of one or more rounds had.
+    """The most that was taken of one or more rounds, and the pace of all.
 
-    >>> worst([Host(0.1, None, 2.0, 0.1), Host(0.0, 0.2, 1.0, 0.3)])
-    Host(steal=0.1, moment=0.2, probe_s=2.0, copy_s=0.3)
+    >>> worst([Host(0.1, None, 2.0), Host(0.0, 0.2, 1.0)])
+    Host(steal=0.1, moment=0.2, pace_s=1.5)
     """
+    paces = [host.pace_s for host in hosts if host.pace_s is not None]
     return Host(
         steal=max((host.steal for host in hosts if host.steal is not None), default=None),
         moment=max((host.moment for host in hosts if host.moment is not None), default=None),
-        probe_s=max(host.probe_s for host in hosts),
-        copy_s=max(host.copy_s for host in hosts),
+        pace_s=fmean(paces) if paces else None,
     )
 
 
 async def probe() -> Host:
-    """All processors at work for about a second, since a guest that wants none of them loses none."""
+    """All processors at work for half a second, since a guest that wants none of them loses none."""
     began = ticks()
-    seconds, copies = await _on_every_core(_digests), await _on_every_core(_copies)
+    await _on_every_core(_digests)
     share = stolen(began, ticks())
-    return Host(share, share, max(seconds), max(copies))
+    return Host(share, share)
 
 
-async def _on_every_core(work: Callable[[], float]) -> list[float]:
-    return await asyncio.gather(*(asyncio.to_thread(work) for _ in range(os.cpu_count() or 1)))
+async def _on_every_core(work: Callable[[], None]) -> None:
+    await asyncio.gather(*(asyncio.to_thread(work) for _ in range(os.cpu_count() or 1)))
 
 
 async def _work(seconds: float) -> None:
@@ -109,21 +107,25 @@ async def _work(seconds: float) -> None:
 
 
 class Theft:
-    """What another guest had while this is entered."""
+    """What another guest had while this is entered, and how fast the processors were."""
 
-    def __init__(self, read: Callable[[], tuple[int, int] | None] = ticks) -> None:
+    def __init__(self, read: Callable[[], tuple[int, int] | None] = ticks, pace: Pace | None = None) -> None:
         self._read = read
         self._readings: list[tuple[int, int] | None] = []
+        self._pace = pace
+        self._began, self._pace_s = Mark(), None
 
     @asynccontextmanager
     async def seen(self, every_s: float = 1.0) -> AsyncIterator[None]:
         """Once only."""
         self.look()
+        self._began = self._pace.mark() if self._pace else Mark()
         watching = asyncio.create_task(self._watch(every_s))
         try:
             yield
         finally:
             watching.cancel()
+            self._pace_s = self._pace.since(self._began) if self._pace else None
             self.look()
 
     async def _watch(self, every_s: float) -> None:
@@ -133,6 +135,11 @@ class Theft:
 
     def look(self) -> None:
         self._readings.append(self._read())
+
+    @property
+    def host(self) -> Host:
+        """When it is over."""
+        return Host(self.share, self.moment, self._pace_s)
 
     @property
     def share(self) -> float | None:
@@ -146,21 +153,10 @@ class Theft:
         return max((share for two in spans if (share := stolen(*two)) is not None), default=self.share)
 
 
-def _digests() -> float:
-    """Seconds for one of them."""
-    data, started = bytes(_PROBE_BYTES), time.perf_counter()
+def _digests() -> None:
+    data = bytes(_PROBE_BYTES)
     for _ in range(_PROBES):
         hashlib.sha256(data).digest()
-    return (time.perf_counter() - started) / _PROBES
-
-
-def _copies() -> float:
-    """Seconds for one of them, of pages that are there already."""
-    source, target = np.ones(_PROBE_BYTES, np.uint8), np.ones(_PROBE_BYTES, np.uint8)
-    started = time.perf_counter()
-    for _ in range(_PROBES):
-        np.copyto(target, source)
-    return (time.perf_counter() - started) / _PROBES
 
 
 @dataclass(slots=True)
@@ -177,8 +173,13 @@ class Quiet:
     """Rounds that may be measured again by one call: the fewer are left, the more a round must have lost to be."""
     patience_s: float
     """That may be waited in all."""
-    repeated: list[dict[str, float]] = field(default_factory=list)
-    """What was taken of those that were, in the calls before too."""
+    slower: float = math.inf
+    """Share by which a round that is kept may be slower than `usual_s`, at most."""
+    pace: Pace | None = None
+    usual_s: float | None = None
+    """The pace that rounds are held against; None: none is."""
+    repeated: list[dict[str, float | None]] = field(default_factory=list)
+    """What the machine was in those that were, in the calls before too."""
     used: int = 0
     """Of `repeats`."""
     waited_s: float = 0.0
@@ -198,6 +199,10 @@ class Quiet:
         """A share of the processors' time; None as 0."""
         self.steal = max(self.steal, min(_USUAL * (usual or 0.0), _LOOSEST))
 
+    def watch(self) -> Theft:
+        """Of the next round."""
+        return Theft(pace=self.pace)
+
     async def wait(
         self,
         look: Callable[[], Awaitable[Host]] = probe,
@@ -206,49 +211,62 @@ class Quiet:
         pause_s: float = _AGAIN_S,
         calm_s: float = _CALM_S,
         work: Work = _work,
-    ) -> Host:
-        """Returns the machine as it is when it is quiet, after three minutes in which it was not, or when patience is
-        at its end."""
+    ) -> None:
+        """Returns when the machine is quiet, after three minutes in which it was not, or when patience is at its
+        end."""
         for _ in range(_CALM_TRIES):
             if not self.disturbed or self.waited_s >= self.patience_s:
                 break
             async with (theft := watch()).seen():
                 await work(calm_s)
             self.waited_s += calm_s
-            self.disturbed = self._taken(theft.share, theft.moment)
+            self.disturbed = self._taken(theft.host)
         self.disturbed = False
         while (host := await look()).steal is not None and host.steal > self.before and self.waited_s < self.patience_s:
             await asyncio.sleep(pause_s)
             self.waited_s += pause_s
-        return host
 
     async def measured(
         self,
         work: Callable[[], Awaitable[SeenT]],
         look: Callable[[], Awaitable[Host]] = probe,
-        watch: Callable[[], Theft] = Theft,
+        watch: Callable[[], Theft] | None = None,
     ) -> tuple[SeenT, Host]:
         """What `work` gives on a quiet machine, once more where it was not one meanwhile; and what it had of it."""
         while True:
-            host = await self.wait(look)
-            async with (theft := watch()).seen():
+            await self.wait(look)
+            async with (theft := (watch or self.watch)()).seen():
                 found = await work()
-            host = replace(host, steal=theft.share, moment=theft.moment)
-            if not self.again(host.steal, host.moment):
-                return found, host
+            if not self.again(theft.host):
+                return found, theft.host
 
-    def again(self, share: float | None, moment: float | None) -> bool:
-        """Whether a round of which so much was taken does not count."""
-        if share is None or moment is None or not self._taken(share, moment):
+    def again(self, host: Host) -> bool:
+        """Whether a round does not count in which the machine was this."""
+        taken, slow = self._taken(host), self._slow(host)
+        if not taken and not slow:
             return False
-        self.disturbed = True
+        self.disturbed = taken  # a slower machine is not faster for a minute in which nobody looks
         self.used += 1
-        self.repeated.append({"steal": share, "moment": moment})
-        taken = f"{share:.2%} of the processors' time was taken, {moment:.0%} of its worst two seconds"
-        say(f"once more, {self.used} of at most {self.repeats}: {taken}")
+        self.repeated.append(asdict(host))
+        say(f"once more, {self.used} of at most {self.repeats}: {self._told(host)}")
         return True
 
-    def _taken(self, share: float | None, moment: float | None) -> bool:
+    def _told(self, host: Host) -> str:
+        taken = f"{host.steal or 0.0:.2%} of the processors' time was taken, {host.moment or 0.0:.0%} of two seconds"
+        if host.pace_s is None or self.usual_s is None:
+            return taken
+        return f"{taken}, and the same work took {host.pace_s / self.usual_s:.3f} times as long as usual"
+
+    def _taken(self, host: Host) -> bool:
+        return (host.steal or 0.0) > self._dear * self.steal or (host.moment or 0.0) > self._dear * self.moment
+
+    def _slow(self, host: Host) -> bool:
+        if host.pace_s is None or self.usual_s is None:
+            return False
+        return host.pace_s > self.usual_s * (1.0 + self._dear * self.slower)
+
+    @property
+    def _dear(self) -> float:
+        """Times as much as at first, that a round must have lost: few repeats are left."""
         left = self.repeats - self.used
-        dear = self.repeats / left if left else math.inf
-        return (share or 0.0) > dear * self.steal or (moment or 0.0) > dear * self.moment
+        return self.repeats / left if left else math.inf

@@ -34,6 +34,8 @@ DEFINITIONS: Mapping[str, str] = {
     "and than twice what it was in a busy minute at the start (usual_steal; at most 0.08 %), or than "
     "plan.steal_moment in any two seconds, are measured again, plan.repeats of a call at most; both bars are "
     "multiplied by plan.repeats / those left",
+    "pace": "processor time of a fixed piece of work, on each processor ten times a second, mean of a round; one in "
+    "which it is longer by more than plan.slower than when the capacity was confirmed is measured again, as above",
     "not_delivered": "tokens by the engine's own counter less those of users, of canaries, of groups that came to "
     "their end and of what the queue keeps of the others, more than before, by its own records (and with the one that "
     "an engine at rest makes every ten seconds to prove that it lives)",
@@ -59,6 +61,7 @@ _COLUMNS = (
     "harvest tok/s",
     "eff.",
     "steal %",
+    "pace us",
 )
 
 
@@ -80,14 +83,15 @@ def _row(key: str, cell: Record) -> tuple[str, ...]:
         f"{cell['user_tokens_s']:.0f}" if users else "",
         f"{cell['harvested_tokens_s']:.0f}" if harvest else "",
         f"{cell['efficiency']:.2f}" if harvest and cell["arm"] != ROLLOUTS and cell["efficiency"] is not None else "",
-        _steal(cell),
+        _mean_of(cell, "steal", 100, ".1f"),
+        _mean_of(cell, "pace_s", 1e6, ".0f"),
     )
 
 
-def _steal(cell: Record) -> str:
-    """Mean over its rounds."""
-    found = [steal for steal in cell.get("host", {}).get("steal", ()) if steal is not None]
-    return f"{100 * sum(found) / len(found):.1f}" if found else ""
+def _mean_of(cell: Record, field: str, factor: float, form: str) -> str:
+    """Over its rounds, of what the machine was; empty where nobody knows."""
+    found = [value for value in cell.get("host", {}).get(field, ()) if value is not None]
+    return format(factor * sum(found) / len(found), form) if found else ""
 
 
 def milliseconds(found: Mapping[str, Any]) -> str:

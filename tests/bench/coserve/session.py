@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from rollout.redis_board import RedisBoard
@@ -21,7 +21,8 @@ from .beats import Watch
 from .books import Books
 from .engines import Engines
 from .fleet import CoserveFleet
-from .host import Host, Quiet, Theft, worst
+from .host import Host, Quiet, worst
+from .pace import watched
 from .plan import Plan
 from .pushes import Pusher
 from .rollouts import LIMITS, Feed
@@ -63,7 +64,14 @@ class Session:
         self._plan = plan
         self._guarded = False
         """Whether the guard has had a round of this fleet."""
-        self.quiet = Quiet(plan.steal_before, plan.steal, plan.steal_moment, plan.repeats, plan.patience_s)
+        self.quiet = Quiet(
+            plan.steal_before,
+            plan.steal,
+            plan.steal_moment,
+            plan.repeats,
+            plan.patience_s,
+            slower=plan.slower,
+        )
 
     def now(self) -> str:
         """Who holds the seats, for a line of progress."""
@@ -123,17 +131,17 @@ class Session:
         more where the machine was not quiet. Raises RuntimeError where the engine does not come to rest."""
         while True:
             seen = await self._cell(cell, slo, capacity, turn)
-            if not self.quiet.again(seen.host.steal, seen.host.moment):
+            if not self.quiet.again(seen.host):
                 return seen
 
     async def _cell(self, cell: Cell, slo: Slo, capacity: float, turn: int) -> Seen:
-        rate, host = load_rate(cell.load, capacity, self._plan), await self.quiet.wait()
+        rate = load_rate(cell.load, capacity, self._plan)
+        await self.quiet.wait()
         pushes, beats, earlier = len(self.pusher.pushes), len(self._watch.beats), await self.engines.counts()
         await self.engines.configure(settings(cell, slo))
-        async with (theft := Theft()).seen(), self._beside(cell):
+        async with (theft := self.quiet.watch()).seen(), self._beside(cell):
             span = await self._span(cell, rate, turn)
             await self._watch.after(span.stop)
-        host = replace(host, steal=theft.share, moment=theft.moment)
         await self.engines.rest()
         self._guarded = self._guarded or cell.arm == GUARD
         return Seen(
@@ -146,7 +154,7 @@ class Session:
             pushes=self.pusher.pushes[pushes:],
             before=earlier,
             after=await self.engines.counts(),
-            host=host,
+            host=theft.host,
         )
 
     def _first_rate(self, cell: Cell, rate: float) -> float:
@@ -244,4 +252,6 @@ async def session(fleet: CoserveFleet, users: Users, plan: Plan) -> AsyncIterato
         run, model = fleet.config.run, fleet.config.model.path
         # a trainer has machines of its own, so what is left of one here gives way to the fleet
         trainer = FakeTrainer(fleet.config.fleet, run, board, token, model, directory, send_in=in_background)
-        yield Session(fleet, users, store, Pusher(trainer, replicas=plan.replicas), plan)
+        one = Session(fleet, users, store, Pusher(trainer, replicas=plan.replicas), plan)
+        one.quiet.pace = await stack.enter_async_context(watched())
+        yield one
