@@ -63,9 +63,9 @@ class NightshiftConfig(BaseSettings):
     """Name of the fleet in Redis: several may share a server."""
     state_dir: Path = Path("runs/.nightshift")
     """Where a local fleet keeps its tokens (mode 0600) and says that it is running."""
-    start_timeout_s: float = Field(default=600.0, gt=0, le=86_400)
+    start_timeout_s: float = Field(default=600.0, gt=0, le=3600)
     """Seconds in which the engines of a local fleet have to load their model and to show that weights can be replaced:
-    more for a large model on a slow disk."""
+    more for a large model on a slow disk, at most the hour after which Ray Serve LLM gives an engine's start up."""
     model: ModelConfig
     redis: RedisConfig = RedisConfig()
     rewards: RewardsConfig = RewardsConfig()

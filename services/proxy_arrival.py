@@ -18,8 +18,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 HEADER = "x-nightshift-arrival"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _SHORT_S = 0.1
-"""On its way from proxy to gateway no request is longer, unless it waited for one; and a body that takes longer to read
-comes from a client that is still sending it."""
+"""On its way from proxy to gateway no request is longer, unless it waited for one: of a longer wait so much counts as
+the way, which must not become shorter as gateways become slower. And a body that takes longer to read comes from a
+client that is still sending it."""
+_MOST_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Arrival:
 
     at: float
     held_s: float = 0.0
-    """Of the time since, what it waited there for a gateway, which is no engine's to make up for."""
+    """Of the time since, what it waited there for a gateway, beyond the way to one: no engine can make up for it."""
 
 
 def arrival(came: float, read_s: float, waited: float | None) -> Arrival:
@@ -38,15 +40,14 @@ def arrival(came: float, read_s: float, waited: float | None) -> Arrival:
     Without a stamp it was at the proxy about as long before as the body takes from there. How long a client takes to
     send one is not ours to answer for, how long it waits for a gateway is, however slowly that then reads.
 
-    >>> arrival(10.0, 0.02, None), arrival(10.0, 0.02, 0.03), arrival(10.0, 0.5, 0.03)
+    >>> arrival(10.0, 0.02, None), arrival(10.0, 0.02, 0.03), arrival(10.0, 0.5, None)
     (Arrival(at=9.98, held_s=0.0), Arrival(at=9.97, held_s=0.0), Arrival(at=10.5, held_s=0.0))
-    >>> arrival(10.0, 0.0, 4.0), arrival(10.0, 0.5, 4.0)
-    (Arrival(at=6.0, held_s=4.0), Arrival(at=6.5, held_s=4.0))
+    >>> arrival(10.0, 0.0, 4.0), arrival(10.0, 0.5, 4.0), arrival(10.0, 0.5, 0.25)
+    (Arrival(at=6.0, held_s=3.9), Arrival(at=6.5, held_s=3.9), Arrival(at=10.25, held_s=0.15))
     """
-    waited, slow = waited or 0.0, read_s >= _SHORT_S
-    if waited >= _SHORT_S:
-        return Arrival(came - waited + (read_s if slow else 0.0), held_s=waited)
-    return Arrival(came + read_s if slow else came - max(read_s, waited))
+    waited = waited or 0.0
+    at = came + read_s - waited if read_s >= _SHORT_S else came - max(read_s, waited)
+    return Arrival(at, held_s=max(0.0, waited - _SHORT_S))
 
 
 class ArrivalStamp:
@@ -64,13 +65,14 @@ class ArrivalStamp:
 
 
 def waited_s(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds from the stamp until `now`, monotonic; None where there is none of this host."""
+    """Seconds from the stamp until `now`, monotonic; None where there is none of this host, or one of another clock:
+    nobody waits for an hour."""
     boot, _, at = headers.get(HEADER, "").partition(" ")
     try:
         seconds = now - float(at)
     except ValueError:
         return None
-    return seconds if boot and boot == _boot() and 0 <= seconds < now else None
+    return seconds if boot and boot == _boot() and 0 <= seconds < _MOST_S else None
 
 
 def _without(headers: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:

@@ -66,7 +66,7 @@ def limits_beside(max_body_bytes: int, environ: Mapping[str, str]) -> ProxyLimit
 def proxy_environment(limits: ProxyLimits, environ: Mapping[str, str]) -> dict[str, str]:
     """What Ray has to be started with for its proxy to load the shield, the way to this package included.
 
-    A callback that the operator chose stays: it can return the shield among its own middlewares.
+    A callback that the operator chose stays: it can return those of `proxy_shield.middlewares()` among its own.
     """
     root = str(Path(services.__file__).parent.parent)
     paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != root]

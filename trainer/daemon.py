@@ -110,7 +110,7 @@ async def _live(
         stack.push_async_callback(store.close)
         queue, where = RedisQueue(store, config.run), store.config.redacted_url
         await check_server(queue, config.run_dir, where=where)
-        _join_ray(stack, config, signals)
+        stack.enter_context(joined_ray(config))
         claim = await stack.enter_async_context(_claimed(store, config))
         await stack.enter_async_context(run_lock(config.run_dir, patience_s=_patience_s(config)))
         from trainer.ray_groups import RayGroups
@@ -159,7 +159,7 @@ async def _replayed(config: TrainConfig, file: Path, checkpoints: CheckpointStor
         if config.most_ranks > 1:
             from trainer.ray_groups import RayGroups
 
-            _join_ray(stack, config, signals)
+            stack.enter_context(joined_ray(config))
             groups = RayGroups.of(config)
         claim, feed = Claim(queue, LocalBoard(), token), ReplayFeed(queue, cursor=inputs.cursor)
         await train(stack, config, claim, inputs, signals, feed=feed, groups=groups)
@@ -170,17 +170,6 @@ def _keep_config(config: TrainConfig) -> None:
     shown = config.redis.model_copy(update={"url": config.redis.redacted_url or None})
     resolved = config.model_copy(update={"redis": shown})
     write_text(config.run_dir / "config.json", resolved.model_dump_json(indent=1))
-
-
-def _join_ray(stack: AsyncExitStack, config: TrainConfig, signals: Signals) -> None:
-    """Raises WorkerDied, or CancelledError when a stop came while Ray started."""
-    try:
-        stack.enter_context(joined_ray(config))
-    except SystemExit:
-        signals.stopped_early = True
-        raise asyncio.CancelledError from None
-    finally:
-        signals.listen()
 
 
 def _prompts(config: TrainConfig, path: Path, tokenise: Callable[..., tuple[Sequence[int], str]]) -> list[Prompt]:

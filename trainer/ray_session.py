@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rollout.errors import ConfigError
 from trainer.config import TrainConfig
 from trainer.errors import WorkerDied
-from trainer.ray_start import keep_to_loopback, start_local_ray
+from trainer.ray_start import keep_to_loopback, sigterm_left_alone, start_local_ray
 
 _OBJECT_STORE_BYTES = 256 << 20
 _REACH_S = 10.0
@@ -18,10 +18,7 @@ _HERE = ("127.0.0.1:", "localhost:")
 
 @contextmanager
 def joined_ray(config: TrainConfig) -> Iterator[None]:
-    """Raises WorkerDied when Ray does not start; only what was started here is shut down again.
-
-    Ray replaces the handler of SIGTERM, and while it starts it answers the signal by SystemExit.
-    """
+    """Raises WorkerDied when Ray does not start; only what was started here is shut down again."""
     import ray
 
     if ray.is_initialized():
@@ -65,7 +62,8 @@ def _start(config: TrainConfig) -> None:
         check_reachable(config.ray_address)
         if config.ray_address.startswith(_HERE):
             keep_to_loopback()
-        ray.init(address=config.ray_address, **quiet)
+        with sigterm_left_alone():
+            ray.init(address=config.ray_address, **quiet)
         return
     start_local_ray(
         num_cpus=int(sum(w.world_size * w.cpus for w in config.group_workers.values())) + 1,

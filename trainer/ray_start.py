@@ -38,7 +38,7 @@ def start_local_ray(**arguments: Any) -> None:
     for tries_left in reversed(range(_TRIES)):
         others = set(psutil.Process().children(recursive=True))
         try:
-            with _sigterm_left_alone():
+            with sigterm_left_alone():
                 ray.init(address="local", **arguments)
         except Exception as error:
             for process in set(psutil.Process().children(recursive=True)) - others:
@@ -50,9 +50,9 @@ def start_local_ray(**arguments: Any) -> None:
 
 
 @contextmanager
-def _sigterm_left_alone() -> Iterator[None]:
-    """Ray's own handler would break its start off half-way, and a process whose connection was made half-way crashes
-    when it exits: whoever handled SIGTERM before decides."""
+def sigterm_left_alone() -> Iterator[None]:
+    """Around `ray.init`: whoever handled SIGTERM before decides. Ray's own handler would break its start off half-way,
+    and a process whose connection was made half-way crashes when it exits."""
     from ray._private import utils
 
     former = utils.set_sigterm_handler

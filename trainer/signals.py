@@ -29,13 +29,9 @@ class Signals:
         return self._asked
 
     def __enter__(self) -> "Signals":
-        self.listen()
-        return self
-
-    def listen(self) -> None:
-        """Again, where another library put its own handlers in the place of these."""
         for number in _STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        return self
 
     def __exit__(self, *_: object) -> None:
         for number in _STOP_SIGNALS:
