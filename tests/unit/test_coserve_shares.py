@@ -164,16 +164,6 @@ async def test_work_is_done_again_where_another_guest_had_the_processors_meanwhi
     assert len(quiet.repeated) == 1
 
 
-def test_a_round_on_slower_processors_is_measured_again_without_a_pause() -> None:
-    quiet, usual_s = Quiet(0.05, 0.01, 0.15, 2, 60.0, slower=0.03), 200e-6
-    assert not quiet.again(Host(0.0, 0.0, 1.0)), "nothing is known of the usual pace yet"
-    quiet.usual_s = usual_s
-    rounds = [Host(0.0, 0.0, usual_s * share) for share in (1.03, 1.04, 1.05, 1.07, 9.0)]
-    assert [quiet.again(host) for host in rounds] == [False, True, False, True, False]
-    assert not quiet.disturbed
-    assert not quiet.again(Host(0.0, 0.0)), "nobody watched"
-
-
 async def test_the_pace_of_a_round_is_of_what_was_done_in_it() -> None:
     pace = Pace()
     pace.add(7.0)

@@ -173,11 +173,8 @@ class Quiet:
     """Rounds that may be measured again by one call: the fewer are left, the more a round must have lost to be."""
     patience_s: float
     """That may be waited in all."""
-    slower: float = math.inf
-    """Share by which a round that is kept may be slower than `usual_s`, at most."""
     pace: Pace | None = None
-    usual_s: float | None = None
-    """The pace that rounds are held against; None: none is."""
+    """Watched in each round; rounds of other work have another on the same machine, so that none is refused for it."""
     repeated: list[dict[str, float | None]] = field(default_factory=list)
     """What the machine was in those that were, in the calls before too."""
     used: int = 0
@@ -242,31 +239,17 @@ class Quiet:
 
     def again(self, host: Host) -> bool:
         """Whether a round does not count in which the machine was this."""
-        taken, slow = self._taken(host), self._slow(host)
-        if not taken and not slow:
+        if not self._taken(host):
             return False
-        self.disturbed = taken  # a slower machine is not faster for a minute in which nobody looks
+        self.disturbed = True
         self.used += 1
         self.repeated.append(asdict(host))
-        say(f"once more, {self.used} of at most {self.repeats}: {self._told(host)}")
+        share, moment = host.steal or 0.0, host.moment or 0.0
+        taken = f"{share:.2%} of the processors' time was taken, {moment:.0%} of its worst two seconds"
+        say(f"once more, {self.used} of at most {self.repeats}: {taken}")
         return True
 
-    def _told(self, host: Host) -> str:
-        taken = f"{host.steal or 0.0:.2%} of the processors' time was taken, {host.moment or 0.0:.0%} of two seconds"
-        if host.pace_s is None or self.usual_s is None:
-            return taken
-        return f"{taken}, and the same work took {host.pace_s / self.usual_s:.3f} times as long as usual"
-
     def _taken(self, host: Host) -> bool:
-        return (host.steal or 0.0) > self._dear * self.steal or (host.moment or 0.0) > self._dear * self.moment
-
-    def _slow(self, host: Host) -> bool:
-        if host.pace_s is None or self.usual_s is None:
-            return False
-        return host.pace_s > self.usual_s * (1.0 + self._dear * self.slower)
-
-    @property
-    def _dear(self) -> float:
-        """Times as much as at first, that a round must have lost: few repeats are left."""
         left = self.repeats - self.used
-        return self.repeats / left if left else math.inf
+        dear = self.repeats / left if left else math.inf
+        return (host.steal or 0.0) > dear * self.steal or (host.moment or 0.0) > dear * self.moment

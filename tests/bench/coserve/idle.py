@@ -33,20 +33,6 @@ def capacity_figures(search: CapacitySearch, rate: float, share: float, host: Ho
     }
 
 
-def confirmed_pace(capacity: Mapping[str, Any] | None) -> float | None:
-    """Of the machine when the capacity was confirmed, which the last probe did; None where none was, or nobody watched.
-
-    >>> confirmed_pace({"rate": 2.0, "probes": [{"host": {"pace_s": 3e-4}}, {"host": {"pace_s": 2e-4}}]})
-    0.0002
-    >>> confirmed_pace({"rate": None, "probes": []}), confirmed_pace(None)
-    (None, None)
-    """
-    if capacity is None or capacity["rate"] is None:
-        return None
-    pace_s: float | None = capacity["probes"][-1]["host"].get("pace_s")
-    return pace_s
-
-
 _FELT = ("ttft", "tpot")
 
 

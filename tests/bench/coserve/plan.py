@@ -65,10 +65,6 @@ class Plan:
     steps were seen half as long again, for half an hour at a time."""
     steal_moment: float = 0.15
     """The same of any two seconds of it."""
-    slower: float = 0.03
-    """Share by which the processors may be slower in a round than when the capacity was confirmed; one with more is
-    measured again. A load is a share of that capacity: with steps longer by a twentieth 80 % of it is more than a
-    constant number of seats that kept the SLO by far leaves room for."""
     repeats: int = 20
     """Rounds that may be, of one call; the fewer are left, the more they must have lost. What users and rollouts felt
     in a round has no say in it."""

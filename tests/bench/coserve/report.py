@@ -34,8 +34,8 @@ DEFINITIONS: Mapping[str, str] = {
     "and than twice what it was in a busy minute at the start (usual_steal; at most 0.08 %), or than "
     "plan.steal_moment in any two seconds, are measured again, plan.repeats of a call at most; both bars are "
     "multiplied by plan.repeats / those left",
-    "pace": "processor time of a fixed piece of work, on each processor ten times a second, mean of a round; one in "
-    "which it is longer by more than plan.slower than when the capacity was confirmed is measured again, as above",
+    "pace": "processor time of a fixed piece of work, on each processor ten times a second, mean of a round: of rounds "
+    "of one arm at one load it says how fast the machine was",
     "not_delivered": "tokens by the engine's own counter less those of users, of canaries, of groups that came to "
     "their end and of what the queue keeps of the others, more than before, by its own records (and with the one that "
     "an engine at rest makes every ten seconds to prove that it lives)",

@@ -17,7 +17,7 @@ from .arms import ARRIVAL, CONSTANT, DAY, GUARD, ROLLOUTS, UNGUARDED, USERS, Cel
 from .arrival import arrival_figures
 from .compare import FEW_USERS, comparison, duels, too_few
 from .figures import Figures
-from .idle import capacity_figures, confirmed_pace, idle_again, idle_figures
+from .idle import capacity_figures, idle_again, idle_figures
 from .measure import latencies, record
 from .plan import Plan
 from .report import table
@@ -52,7 +52,6 @@ class Run:
         at_loads = CONSTANT in plan.arms or any(cell.load for cell in wanted)
         if figures.content.get("capacity", {"rate": None})["rate"] is None and at_loads:
             await self._capacity()
-        one.quiet.usual_s = confirmed_pace(figures.content.get("capacity"))
         await one.pusher.prepare()
         if "copy_s" not in figures.content:
             figures.put(copy_s=latencies(copy_times(one.pusher.num_bytes, directory)), push_bytes=one.pusher.num_bytes)

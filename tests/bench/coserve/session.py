@@ -64,14 +64,7 @@ class Session:
         self._plan = plan
         self._guarded = False
         """Whether the guard has had a round of this fleet."""
-        self.quiet = Quiet(
-            plan.steal_before,
-            plan.steal,
-            plan.steal_moment,
-            plan.repeats,
-            plan.patience_s,
-            slower=plan.slower,
-        )
+        self.quiet = Quiet(plan.steal_before, plan.steal, plan.steal_moment, plan.repeats, plan.patience_s)
 
     def now(self) -> str:
         """Who holds the seats, for a line of progress."""
