@@ -24,7 +24,7 @@ _STAT = Path("/proc/stat")
 _STEAL = 7
 """Column of the time in which another guest had the processors; the two after it are part of others."""
 _PROBE_BYTES = 64 * 1024**2
-_PROBES = 8
+_PROBES = 16
 _AGAIN_S = 10.0
 """Between two looks at a host that is not quiet."""
 _CALM_S = 60.0
@@ -88,7 +88,7 @@ def worst(hosts: Sequence[Host]) -> Host:
 
 
 async def probe() -> Host:
-    """All processors at work for half a second, since a guest that wants none of them loses none."""
+    """All processors at work for more than half a second, since a guest that wants none of them loses none."""
     began = ticks()
     await _on_every_core(_digests)
     share = stolen(began, ticks())

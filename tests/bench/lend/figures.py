@@ -28,6 +28,7 @@ DEFINITIONS = {
     "steal": "share of the processors' time that another guest of the same host had; what met more than plan.steal, or "
     "than plan.steal_moment in any two seconds, is measured again, plan.repeats of a call at most; both bars are "
     "multiplied by plan.repeats / those left",
+    "pace": "processor time of a fixed piece of work, on each processor ten times a second, mean of the arm",
 }
 _PARTS = 48
 _BLOCK_S = 10.0

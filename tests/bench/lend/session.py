@@ -14,6 +14,7 @@ from tests.bench.bench_fleet import BenchFleet
 from tests.bench.coserve.answers import Answer
 from tests.bench.coserve.arrivals import at_least, day, poisson
 from tests.bench.coserve.host import Host, Quiet
+from tests.bench.coserve.pace import watched
 from tests.bench.coserve.pushes import Pusher
 from tests.bench.coserve.rollouts import Feed
 from tests.bench.coserve.slo import CapacitySearch, Slo, attainment
@@ -183,7 +184,9 @@ async def lend_session(fleet: BenchFleet, users: Users, plan: Plan) -> AsyncIter
         watch = FleetWatch(board, fleet.config.fleet)
         pusher = Pusher(trainer)
         await pusher.prepare()
-        async with beside(watch.run(), pusher.publish_every(plan.push_every_s)):
-            yield LendSession(fleet, users, watch, store, plan)
+        async with watched() as pace, beside(watch.run(), pusher.publish_every(plan.push_every_s)):
+            one = LendSession(fleet, users, watch, store, plan)
+            one.quiet.pace = pace
+            yield one
     finally:
         await store.close()
