@@ -76,8 +76,6 @@ class Cell(BaseModel):
     arm: str
     load: str
     seats: int | None
-    again: bool = False
-    """In turns with a constant."""
     by_round: list[_Round] = []
     rate: float = Field(ge=0)
     seconds: float = Field(gt=0)

@@ -1,7 +1,7 @@
 """The simulator beside a measured run: calibrated at one load, held against the others and the day."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from deploy.simulation.bench import Bench, Cell, predict
@@ -14,14 +14,13 @@ ATTAINMENT_BAR = 0.02
 HARVEST_BAR = 0.15
 """Share of what was measured."""
 _SEEDS = 8
-_DAY = "day"
 _BARRED = ("users", "guard")
 """Arms that the bars are for; the others are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One cell, or all of an arm at a load."""
+    """One cell."""
 
     cell: str
     barred: bool
@@ -75,44 +74,7 @@ def compare(bench: Bench, model: EngineModel, *, at: str, progress: Callable[[st
     for number, (key, cell) in enumerate(others.items(), start=1):
         found.append(_compared(bench, key, cell, model))
         progress("comparing", number / len(others))
-    return _judged(list(others.values()), found)
-
-
-def _judged(cells: Sequence[Cell], found: Sequence[Compared]) -> list[Compared]:
-    """The bars are for an arm at a load: where it took turns too, for all of its cells together. Turns over the day are
-    the same day once more, perhaps an hour later, without users alone: they are shown."""
-    turned = dict.fromkeys(
-        (one.arm, one.load) for one in cells if one.arm in _BARRED and one.again and one.load != _DAY
-    )
-    rows = [
-        replace(one, barred=one.barred and not cell.again and (cell.arm, cell.load) not in turned)
-        for cell, one in zip(cells, found, strict=True)
-    ]
-    for key in turned:
-        places = [place for place, cell in enumerate(cells) if (cell.arm, cell.load) == key]
-        rows.append(_together([cells[place] for place in places], [found[place] for place in places]))
-    return rows
-
-
-def _together(cells: Sequence[Cell], found: Sequence[Compared]) -> Compared:
-    users, seconds = [cell.requests for cell in cells], [cell.seconds for cell in cells]
-    return Compared(
-        cell=f"{cells[0].arm}@{cells[0].load}, in turns too",
-        barred=True,
-        attainment=_mean([one.attainment for one in found], users),
-        attainment_interval=None,
-        attainment_predicted=_mean([one.attainment_predicted for one in found], users),
-        harvest_s=_mean([one.harvest_s for one in found], seconds),
-        harvest_predicted_s=_mean([one.harvest_predicted_s for one in found], seconds) or 0.0,
-    )
-
-
-def _mean(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
-    """None where one of them is not known."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return None
-    return sum(value * weight for value, weight in zip(known, weights, strict=True)) / sum(weights)
+    return found
 
 
 def _others(bench: Bench, at: str) -> dict[str, Cell]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.simulation.bench import Bench, Cell, Percentiles, Predicted, predict, read_bench
+from deploy.simulation.bench import Bench, Percentiles, predict, read_bench
 from deploy.simulation.calibration import calibrate
 from deploy.simulation.engine_model import EngineModel, read_engine
 from deploy.simulation.tails import Tails, with_tails
@@ -126,28 +126,6 @@ def test_another_load_is_foretold(content: dict[str, Any], found: EngineModel) -
     bench = Bench.model_validate(content)
     truly = predict(bench, bench.cells["guard@80"], TRUTH, seeds=4)
     assert guard.tpot_p95_predicted_s == pytest.approx(truly.tpot_s.p95, rel=0.1)
-
-
-def test_an_arm_that_took_turns_is_held_against_the_bars_by_all_that_was_measured_of_it(
-    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def foretold(_bench: Bench, cell: Cell, *_: object, **__: object) -> Predicted:
-        return Predicted(0.7 if cell.again else 0.9, 100.0, Percentiles(), Percentiles())
-
-    monkeypatch.setattr("deploy.simulation.validation.predict", foretold)
-    cells = {key: dict(cell) for key, cell in content["cells"].items()}
-    cells["users-8@80-again"] = {**cells["users@80"], "again": True, "attainment": 0.5}
-    bench = Bench.model_validate({**content, "cells": cells})
-    rows = {one.cell: one for one in compare(bench, TRUTH, at="50", progress=silent)}
-    own, again, whole = (rows[key] for key in ("users@80", "users-8@80-again", "users@80, in turns too"))
-    assert (own.barred, again.barred, whole.barred, rows["guard@80"].barred) == (False, False, True, True)
-    assert own.attainment is not None
-    assert whole.attainment == pytest.approx((own.attainment + 0.5) / 2)
-    assert whole.attainment_predicted == pytest.approx((0.9 + 0.7) / 2)
-    assert whole.harvest_s is None
-    day = {**cells["guard@80"], "load": "day"}
-    bench = Bench.model_validate({**content, "cells": {"guard@day": day, "guard-8@day-again": {**day, "again": True}}})
-    assert [one.barred for one in compare(bench, TRUTH, at="50", progress=silent)] == [True, False]
 
 
 @pytest.mark.parametrize(

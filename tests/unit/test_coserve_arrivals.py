@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.bench.coserve.arms import ARMS, LOADS, batches, cells
 from tests.bench.coserve.arrivals import DAY_H, before, day, day_curve, poisson, share
 
 
@@ -47,7 +46,7 @@ def test_the_arrivals_of_a_day_follow_its_curve() -> None:
     for hour in (4, 10, 16):
         inside = sum(hour * 100 <= at < (hour + 1) * 100 for at in times)
         assert inside == pytest.approx(2_000 * curve(hour), rel=0.25)
-    assert times == day(20.0, 2_400.0, seed=1)
+    assert times == day(20.0, 2_400.0, seed=1) != day(20.0, 2_400.0, seed=1, turn=1)
 
 
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(0, 10**6))
@@ -57,10 +56,3 @@ def test_turns_have_every_user_once_with_the_same_pauses(count: int, turns: int,
     assert sum(map(len, parts)) == count
     pauses = [later - earlier for part in parts for earlier, later in pairwise((0.0, *part))]
     assert pauses == pytest.approx([later - earlier for earlier, later in pairwise((0.0, *times))])
-
-
-def test_arms_of_a_load_take_turns_and_all_others_come_one_by_one() -> None:
-    found = [[cell.key for cell in batch] for batch in batches(cells(ARMS, [*LOADS, "day"]))]
-    assert found[:3] == [["rollouts"], ["arrival"], ["users@20", "guard@20", "unguarded@20"]]
-    assert ["users@day"] in found
-    assert sum(map(len, found)) == len(cells(ARMS, [*LOADS, "day"]))

@@ -5,25 +5,25 @@ from typing import Any
 
 import pytest
 
-from tests.bench.coserve.arms import ARRIVAL, CONSTANT, DAY, GUARD, UNGUARDED, USERS, Cell, duel
-from tests.bench.coserve.compare import comparison, duels, rounds, too_few
+from tests.bench.coserve.arms import ARRIVAL, CONSTANT, DAY, GUARD, UNGUARDED, USERS, Cell
+from tests.bench.coserve.compare import comparison, rounds, shared
 from tests.bench.coserve.verdicts import push_verdicts, verdicts
 from tests.bench.verdicts import Verdict, conclude, missed, rows
 
 Records = dict[str, dict[str, Any]]
 
 
-def _record(cell: Cell, insides: Sequence[str], harvests: Sequence[float]) -> Records:
-    """Of rounds of 10 s."""
+def _record(cell: Cell, insides: Sequence[str], harvests: Sequence[float], *, first: int = 0) -> Records:
+    """Of rounds of 10 s, from the `first` of the load on."""
     parts = [
-        {"users": len(i), "seconds": 10.0, "harvested_tokens_s": h} for i, h in zip(insides, harvests, strict=True)
+        {"turn": turn, "users": len(i), "seconds": 10.0, "harvested_tokens_s": h}
+        for turn, (i, h) in enumerate(zip(insides, harvests, strict=True), start=first)
     ]
     inside = "".join(insides)
     record = {
         "arm": cell.arm,
         "load": cell.load,
         "seats": cell.seats,
-        "again": cell.again,
         "requests": len(inside),
         "attainment": inside.count("1") / len(inside),
         "inside": inside,
@@ -47,8 +47,8 @@ def _load(load: str = "50", *, guard: Sequence[float] = (100.0, 100.0, 40.0, 40.
     return {**_record(Cell(USERS, load), four, [0.0] * 4), **_record(Cell(GUARD, load), four, guard)}
 
 
-def _constant(seats: int, insides: Sequence[str], harvest: float, load: str = "50") -> Records:
-    return _record(Cell(CONSTANT, load, seats), insides, [harvest] * len(insides))
+def _constant(seats: int, insides: Sequence[str], harvest: float, load: str = "50", *, first: int = 0) -> Records:
+    return _record(Cell(CONSTANT, load, seats), insides, [harvest] * len(insides), first=first)
 
 
 def test_a_constant_is_compared_with_users_and_guard_of_the_rounds_that_it_has() -> None:
@@ -61,93 +61,53 @@ def test_a_constant_is_compared_with_users_and_guard_of_the_rounds_that_it_has()
     assert (best["constants"]["4"]["users_attainment"], best["constants"]["8"]["keeps"]) == (1.0, False)
 
 
-def test_a_constant_that_took_turns_is_judged_by_all_of_its_rounds() -> None:
-    cells = {**_load(), **_constant(8, ["11111", "11110"], 200.0)}
-    assert too_few(cells, "50", 8) == 1
-    users, guard, constant = duel("50", 8)
-    cells |= _record(users, ["11111", "11110"], [0.0] * 2) | _record(guard, ["11111"] * 2, [40.0] * 2)
-    cells |= _record(constant, ["11111"] * 2, [100.0] * 2)
-    assert too_few(cells, "50", 8) == 0  # users alone missed as many in the four rounds
+def test_a_constant_of_the_last_rounds_stands_beside_users_and_guard_of_those() -> None:
+    cells = {**_load(), **_constant(6, ["11111", "11110"], 50.0, first=2)}
     best = comparison(cells, ("50",))["50"]["oracle"]
-    assert (best["seats"], best["constants"]["8"]["rounds"]) == (8, 4)
-    assert best["harvested_tokens_s"] == pytest.approx(150.0)
-    assert best["guard_share"] == pytest.approx(70 / 150)
+    assert (best["seats"], best["constants"]["6"]["rounds"]) == (6, 2)
+    assert best["constants"]["6"]["users_attainment"] == 0.9, "users alone missed as many in those rounds"
+    assert (best["guard_share"], best["constants"]["6"]["guard_attainment"]) == (pytest.approx(0.8), 0.9)
 
 
-def test_what_the_guard_costs_is_of_its_own_rounds_and_of_all_in_turns() -> None:
-    cells = {**_load(), **_constant(4, ["11111"] * 2, 100.0), **_constant(8, ["11111"] * 2, 100.0)}
-    for seats, inside in ((8, "11101"), (4, "11110")):
-        users, guard, constant = duel("50", seats)
-        cells |= _record(users, ["11111"] * 2, [0.0] * 2) | _record(guard, [inside, "11111"], [10.0] * 2)
-        cells |= _record(constant, ["11111"] * 2, [100.0] * 2)
-    assert duels(cells, "50") == [8, 4]
-    found = comparison(cells, ("50",))["50"]["guard"]
-    assert (found["users"], found["users_attainment"], found["attainment"]) == (40, 39 / 40, 37 / 40)
-    assert found["attainment_lost"] == pytest.approx(2 / 40)
-    assert found["harvested_tokens_s"] == pytest.approx((280 + 40) / 8)
+def test_what_the_guard_costs_is_of_all_rounds_that_users_alone_had_too() -> None:
+    guard = _record(Cell(GUARD, "50"), ["11101", "11111", "11110"], [10.0, 20.0, 30.0], first=1)
+    found = comparison({**_load(), **guard}, ("50",))["50"]["guard"]
+    assert (found["users"], found["users_attainment"], found["attainment"]) == (15, 14 / 15, 13 / 15)
+    assert found["attainment_lost"] == pytest.approx(1 / 15)
+    assert found["harvested_tokens_s"] == pytest.approx(20.0)
 
 
-def test_what_the_guard_costs_over_the_day_is_of_the_day_that_users_had_alone() -> None:
-    """In turns with a constant, perhaps an hour later, there is no day of users alone beside it."""
-    cells = _record(Cell(USERS, DAY), ["11111"], [0.0]) | _record(Cell(GUARD, DAY), ["11111"], [100.0])
-    cells |= _constant(4, ["11111"], 50.0, DAY)
-    guard, constant = duel(DAY, 4)
-    cells |= _record(guard, ["11011"], [80.0]) | _record(constant, ["11111"], [50.0])
-    found = comparison(cells, (DAY,))[DAY]
-    assert (found["guard"]["users"], found["guard"]["attainment_lost"]) == (5, 0.0)
-    assert found["in_turns"]["guard_share"] == pytest.approx(1.6)
-
-
-def test_users_without_a_guard_stand_beside_the_same_users_alone_in_turns_too() -> None:
+def test_users_without_a_guard_stand_beside_the_same_users_alone() -> None:
     four = ("11111", "11111", "11100", "11111")
-    cells = _record(Cell(USERS, "50"), four[:2], [0.0] * 2) | _record(Cell(UNGUARDED, "50"), ["10000"] * 4, [9.0] * 4)
-    assert comparison(cells, ("50",))["50"]["unguarded"]["users"] == 10
-    cells |= _record(Cell(GUARD, "50"), four[:2], [5.0] * 2) | _constant(4, four[:2], 5.0)
-    for cell in duel("50", 4):
-        cells |= _record(cell, four[2:], [5.0] * 2)
+    cells = _record(Cell(USERS, "50"), four, [0.0] * 4) | _record(Cell(UNGUARDED, "50"), ["10000"] * 3, [9.0] * 3)
     found = comparison(cells, ("50",))["50"]["unguarded"]
-    assert (found["users"], found["users_attainment"], found["attainment"]) == (20, 0.9, pytest.approx(0.2))
+    assert (found["users"], found["users_attainment"], found["attainment"]) == (15, 13 / 15, pytest.approx(0.2))
 
 
-@pytest.mark.parametrize(("missing", "few"), [(1, 0), (2, 1), (3, 2), (4, 3)])
-def test_users_that_a_constant_is_short_of_are_counted_beyond_the_margin(missing: int, few: int) -> None:
-    inside = "1" * (150 - missing) + "0" * missing
-    cells = {**_record(Cell(USERS, "50"), ["1" * 150], [0.0]), **_constant(8, [inside], 1.0)}
-    assert too_few(cells, "50", 8) == few
-
-
-def test_users_alone_the_guard_and_the_best_constant_meet_again_in_turns() -> None:
-    cells = {**_load(), **_constant(4, ["11111", "11111"], 100.0)}
-    assert "in_turns" not in comparison(cells, ("50",))["50"]
-    for cell in duel("50", 4):
-        cells |= _record(cell, ["11111", "11111"], [90.0, 70.0])
-    found = comparison(cells, ("50",))["50"]
-    assert found["oracle"]["harvested_tokens_s"] == pytest.approx(90.0), "of all rounds that it has"
-    assert found["oracle"]["guard_share"] == pytest.approx(1.0)
-    turns = found["in_turns"]
-    assert (turns["seats"], turns["guard_share"], turns["users_attainment"]) == (4, 1.0, 1.0)
-    assert (turns["guard"]["keeps"], turns["constant"]["attainment"]) == (True, 1.0)
-
-
-def test_a_constant_that_breaks_the_slo_in_turns_is_no_oracle() -> None:
-    """Its own rounds may have been lucky, or of a faster machine."""
-    cells = {**_load(), **_constant(4, ["11111", "11111"], 100.0), **_constant(2, ["11111", "11111"], 50.0)}
+def test_a_constant_that_breaks_the_slo_in_any_of_its_rounds_is_no_oracle() -> None:
+    """Its first rounds may have been lucky."""
+    cells = {**_load(), **_constant(4, ["11111"] * 2, 100.0), **_constant(2, ["11111"] * 2, 50.0)}
     assert comparison(cells, ("50",))["50"]["oracle"]["seats"] == 4
-    users, guard, constant = duel("50", 4)
-    cells |= _record(users, ["11111", "11111"], [0.0] * 2) | _record(guard, ["11111", "11111"], [60.0] * 2)
-    broke = {**cells, **_record(constant, ["11111", "11110"], [100.0] * 2)}
-    found = comparison(broke, ("50",))["50"]
-    assert (found["oracle"]["seats"], found["oracle"]["constants"]["4"]["keeps"]) == (2, False)
-    assert too_few(broke, "50", 4) == 1
-    assert "in_turns" not in found, "the next one has not taken turns yet"
-    slow = _record(users, ["11111", "11110"], [0.0] * 2)  # as were users alone
-    assert comparison({**broke, **slow}, ("50",))["50"]["oracle"]["seats"] == 4
+    cells |= _constant(4, ["11111", "11111", "11011", "11110"], 100.0)
+    found = comparison(cells, ("50",))["50"]["oracle"]
+    assert (found["seats"], found["constants"]["4"]["keeps"]) == (2, False)
+    cells |= _record(Cell(USERS, "50"), ["11111", "11111", "10111", "11110"], [0.0] * 4)  # as were users alone
+    assert comparison(cells, ("50",))["50"]["oracle"]["seats"] == 4
 
 
-def test_rounds_of_a_cell_are_its_first() -> None:
-    (cell,) = _record(Cell(GUARD, "50"), ["11", "0"], [10.0, 40.0]).values()
-    assert (rounds(cell, 1).attainment, rounds(cell, 1).harvested) == (1.0, 10.0)
+def test_rounds_of_a_cell_are_those_that_are_asked_for() -> None:
+    (cell,) = _record(Cell(GUARD, "50"), ["11", "0"], [10.0, 40.0], first=1).values()
+    assert (rounds(cell, {0, 1}).attainment, rounds(cell, {0, 1}).harvested) == (1.0, 10.0)
+    assert (rounds(cell, {2}).inside, rounds(cell, {2}).harvested) == ((0.0,), 40.0)
     assert (rounds(cell).attainment, rounds(cell).harvested) == (pytest.approx(2 / 3), 25.0)
+
+
+def test_two_cells_share_the_rounds_that_both_have() -> None:
+    (one,) = _record(Cell(GUARD, "50"), ["11", "00", "10"], [1.0, 2.0, 3.0]).values()
+    (other,) = _record(Cell(USERS, "50"), ["01", "11"], [0.0, 0.0], first=2).values()
+    mine, theirs = shared(one, other)
+    assert (mine.turns, theirs.turns) == ({2}, {2})
+    assert (mine.inside, theirs.inside) == ((1.0, 0.0), (0.0, 1.0))
 
 
 def _verdict(cells: Records, words: str) -> Verdict:
@@ -156,41 +116,27 @@ def _verdict(cells: Records, words: str) -> Verdict:
     return found
 
 
-def _turns(load: str, *, guard: float, constant: float, inside: str = "11111", broken: str = "11111") -> Records:
-    users, one, other = duel(load, 4)
-    alone = _record(users, ["11111"] * 2, [0.0] * 2)
-    return alone | _record(one, [inside] * 2, [guard] * 2) | _record(other, [broken] * 2, [constant] * 2)
+def test_the_harvest_is_held_against_that_of_the_best_constant_where_the_guard_kept_the_slo() -> None:
+    def oracle(harvest: float, **changes: Sequence[str]) -> Verdict:
+        constant = _constant(4, ["11111"] * 4, harvest) | _constant(8, ["11111", "11100"], 900.0)
+        guard = _record(Cell(GUARD, "50"), changes.get("guard", ["11111"] * 4), [90.0] * 4)
+        return _verdict({**_load(), **guard, **constant}, "guard at 50: harvest")
 
-
-def test_the_harvest_beside_the_oracle_is_that_in_turns_where_the_guard_kept_the_slo() -> None:
-    cells = {**_load(), **_constant(4, ["11111", "11111"], 100.0)}
-    own = _verdict(cells, "guard at 50: harvest")
-    assert (own.measured, own.holds, "own cells" in own.name) == (pytest.approx(1.0), True, True)
-    turns = _verdict({**cells, **_turns("50", guard=80.0, constant=100.0)}, "guard at 50: harvest")
-    assert (turns.measured, turns.holds, "in turns" in turns.name) == (pytest.approx(0.8), False, True)
-    assert _verdict({**cells, **_turns("50", guard=95.0, constant=100.0)}, "guard at 50: harvest").holds is True
-    dear = _turns("50", guard=99.0, constant=100.0, inside="11110")
-    assert _verdict({**cells, **dear}, "guard at 50: harvest").holds is False
-    no_oracle = _turns("50", guard=80.0, constant=100.0, broken="11110")
-    assert _verdict({**cells, **no_oracle}, "guard at 50: harvest").holds is None
+    assert (oracle(100.0).measured, oracle(100.0).holds) == (pytest.approx(0.9), True)
+    assert (oracle(110.0).measured, oracle(110.0).holds) == (pytest.approx(90 / 110), False)
+    assert oracle(100.0, guard=["11111", "11111", "11011", "11101"]).holds is False
 
 
 def test_where_not_even_one_seat_keeps_the_slo_the_guard_is_to_harvest_something_at_no_cost() -> None:
-    cells = {**_load(), **_constant(2, ["11111", "11110"], 50.0), **_constant(1, ["11111", "11110"], 30.0)}
-    assert _verdict(cells, "guard at 50: harvest").holds is None
-    users, guard, one = duel("50", 0)
-    assert (users.arm, one.seats) == (USERS, 1)
-
-    def again(*, alone: str, guarded: str, single: str, harvest: float = 20.0) -> Verdict:
-        turns = _record(users, [alone] * 2, [0.0] * 2) | _record(guard, [guarded] * 2, [harvest] * 2)
-        return _verdict({**cells, **turns, **_record(one, [single] * 2, [30.0] * 2)}, "guard at 50: harvest")
-
-    none = again(alone="11111", guarded="11111", single="11110")
-    assert (none.measured, none.holds, "a single seat" in none.name) == (20.0, True, True)
-    assert again(alone="11111", guarded="11111", single="11110", harvest=0.0).holds is False
-    assert again(alone="11111", guarded="11110", single="11110").holds is False
-    kept = again(alone="11110", guarded="11110", single="11110")  # the machine was slower for all of them
-    assert (kept.measured, kept.holds, "in turns" in kept.name) == (pytest.approx(20 / 30), False, True)
+    cells = {**_load(), **_constant(2, ["11111", "11110"], 50.0)}
+    assert _verdict(cells, "guard at 50: harvest").holds is None, "a single seat may keep it"
+    cells |= _constant(1, ["11011", "11110"], 30.0, first=2)
+    none = _verdict(cells, "guard at 50: harvest")
+    assert (none.measured, none.holds, "a single seat" in none.name) == (70.0, True, True)
+    four = ["11111"] * 4
+    assert _verdict({**cells, **_record(Cell(GUARD, "50"), four, [0.0] * 4)}, "at 50: harvest").holds is False
+    dear = _record(Cell(GUARD, "50"), [*four[:2], "11100", "11111"], [20.0] * 4)
+    assert _verdict({**cells, **dear}, "at 50: harvest").holds is False
 
 
 def test_over_the_day_the_guard_is_to_beat_every_constant_that_keeps_the_slo() -> None:
@@ -204,13 +150,10 @@ def test_over_the_day_the_guard_is_to_beat_every_constant_that_keeps_the_slo() -
     assert day(80.0, 101.0).holds is False
 
 
-def test_a_day_of_which_one_seat_takes_turns_and_breaks_the_slo_is_judged_by_what_the_guard_harvests() -> None:
+def test_a_day_on_which_one_seat_breaks_the_slo_is_judged_by_what_the_guard_harvests() -> None:
     cells = _record(Cell(USERS, DAY), ["11111"], [0.0]) | _record(Cell(GUARD, DAY), ["11111"], [9.0])
-    cells |= _constant(1, ["11111"], 5.0, DAY)
-    guard, one = duel(DAY, 1)
-    cells |= _record(guard, ["11111"], [8.0]) | _record(one, ["11011"], [5.0])
-    found = _verdict(cells, "over the day")
-    assert (found.measured, found.holds, "a single seat" in found.name) == (8.0, True, True)
+    found = _verdict({**cells, **_constant(1, ["11011"], 5.0, DAY)}, "over the day")
+    assert (found.measured, found.holds, "a single seat" in found.name) == (9.0, True, True)
 
 
 def test_a_machine_that_is_slower_than_when_its_capacity_was_found_is_no_measure() -> None:

@@ -49,6 +49,7 @@ _USERS, _CANARY = 110, 4
 def _seen(**changes: Any) -> Seen:
     values: dict[str, Any] = {
         "cell": Cell(GUARD, "50"),
+        "turn": 0,
         "rate": 1.0,
         "start": 100.0,
         "stop": 110.0,
@@ -186,7 +187,7 @@ def test_a_run_goes_on_with_the_cells_that_an_ended_one_left(tmp_path: Path) -> 
         {"seed": 2},
         {"users": 200},
         {"round_s": 10.0},
-        {"day_s": 150.0},
+        {"day_s": 170.0},
         {"day_peak": 0.5},
         {"push_every_s": 10.0},
     ],

@@ -26,15 +26,12 @@ class Cell:
     load: str = ""
     """Of LOADS, DAY, or empty for an arm that has no open loop of users."""
     seats: int | None = None
-    """Of the arm `constant`, and of those that were measured beside it once more."""
-    again: bool = False
-    """Of those that a `duel` measures in turns: what was measured an hour apart was measured on two machines."""
+    """Of the arm `constant`."""
 
     @property
     def key(self) -> str:
         name = self.arm if self.seats is None else f"{self.arm}-{self.seats}"
-        suffix = "-again" if self.again else ""
-        return f"{name}@{self.load}{suffix}" if self.load else name
+        return f"{name}@{self.load}" if self.load else name
 
     @property
     def rollouts(self) -> bool:
@@ -42,34 +39,10 @@ class Cell:
 
 
 def cells(arms: Sequence[str], loads: Sequence[str]) -> list[Cell]:
-    """In the order in which they are run: rollouts alone first, which the others are compared with. A load's constants
-    come after its arms, each when it is known what the one before did."""
+    """In the order in which they are run: rollouts alone first, which the others are compared with. Which constants a
+    load has is known when the guard had its first round."""
     found = [Cell(arm) for arm in (ROLLOUTS, ARRIVAL) if arm in arms]
     return found + [Cell(arm, load) for load in loads for arm in (USERS, GUARD, UNGUARDED) if arm in arms]
-
-
-def duel(load: str, seats: int) -> list[Cell]:
-    """Users alone, the guard and a constant of a load, or a single seat where none kept the SLO (0), in the rest of its
-    rounds: what seats cost is only known of the same minutes. Over the day, which has no such rest, users alone once
-    more would take longer than all of it."""
-    arms = (GUARD, CONSTANT) if load == DAY else (USERS, GUARD, CONSTANT)
-    return [Cell(arm, load, seats or 1, again=True) for arm in arms]
-
-
-def batches(cells: Sequence[Cell]) -> list[list[Cell]]:
-    """Cells that are compared with one another at a load, which take turns; the others one by one, in their order."""
-    found: list[list[Cell]] = []
-    for cell in cells:
-        if found and _together(found[-1][-1], cell):
-            found[-1].append(cell)
-        else:
-            found.append([cell])
-    return found
-
-
-def _together(one: Cell, other: Cell) -> bool:
-    turns = {USERS, GUARD, UNGUARDED}
-    return one.load == other.load not in {"", DAY} and {one.arm, other.arm} <= turns
 
 
 def settings(cell: Cell, slo: Slo) -> Settings:

@@ -64,10 +64,10 @@ def day_mean(seed: int) -> float:
     return sum(curve(hour) for hour in range(DAY_H)) / DAY_H
 
 
-def day(peak: float, duration_s: float, *, seed: int) -> tuple[float, ...]:
+def day(peak: float, duration_s: float, *, seed: int, turn: int = 0) -> tuple[float, ...]:
     """Arrivals of a whole day in `duration_s` seconds, `peak` a second in its busiest hour (thinning: Lewis and
-    Shedler 1979)."""
-    curve, source, at, times = day_curve(seed), random.Random(seed + 1), 0.0, []
+    Shedler 1979); each `turn` is a day of the same hours and other users."""
+    curve, source, at, times = day_curve(seed), random.Random(seed + 1 + turn), 0.0, []
     while (at := at + source.expovariate(peak)) < duration_s:
         if source.random() < curve(DAY_H * at / duration_s):
             times.append(at)

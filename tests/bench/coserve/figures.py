@@ -22,6 +22,8 @@ _SAME = (
         "rounds",
         "round_s",
         "sweep_rounds",
+        "day_rounds",
+        "day_sweep_rounds",
         "warm_s",
     ),
     *("first_warm_s", "prefill_chunk", "first_token_steps", "day_s", "day_peak", "push_every_s", "push_rollouts"),
@@ -55,6 +57,10 @@ class Figures:
         """Keep them, on disk too."""
         self.content |= values
         write_json(self._path, self.content)
+
+    def drop(self, load: str) -> None:
+        """What there is of it."""
+        self.put(cells={key: cell for key, cell in self.cells.items() if cell["load"] != load})
 
     def keep(self, rounds: Sequence[Seen], found: Mapping[str, Any]) -> None:
         """A cell's figures; its requests, heartbeats and pushes go to a file of their own."""

@@ -32,7 +32,6 @@ def record(rounds: Sequence[Seen], slo: Slo, rollouts_only: float | None, *, see
         "arm": first.cell.arm,
         "load": first.cell.load,
         "seats": first.cell.seats,
-        "again": first.cell.again,
         "rate": first.rate,
         "rounds": len(rounds),
         "started_at": first.start,
@@ -50,6 +49,7 @@ def record(rounds: Sequence[Seen], slo: Slo, rollouts_only: float | None, *, see
 def _round(seen: Seen) -> dict[str, Any]:
     """By which rounds of two cells can be compared, and simulated: `users` are those of `inside`, in its order."""
     return {
+        "turn": seen.turn,
         "users": sum(answer.measured for answer in seen.answers),
         "users_at": [round(answer.scheduled_at - seen.start, 3) for answer in seen.answers if answer.measured],
         "seconds": seen.stop - seen.start,

@@ -20,14 +20,17 @@ class Plan:
     users: int = 300
     """Of an arm at a load, at least."""
     rounds: int = 4
-    """In which the arms of a load take turns, so that a machine whose speed drifts is as slow for all of them. The arm
-    without a guard has the first as many of them as `users` need."""
+    """In which the arms of a load take turns, every second time backwards, so that a machine whose speed drifts is as
+    slow for all of them. The arm without a guard has the first as many of them as `users` need."""
+    sweep_rounds: int = 2
+    """The first of these rounds, in which constants around the guard's seats are among the arms; in the rest there are
+    two of them, with users alone and the guard."""
+    day_rounds: int = 2
+    day_sweep_rounds: int = 1
+    """The same of the day; the arm without a guard has one of them."""
     round_s: float = 40.0
     """Of each of them, at least: on a fast machine `users` are there in a few seconds, of which no queue comes to its
     length and no push has its share; and of 300 users four are more than the point that the guard may cost."""
-    sweep_rounds: int = 2
-    """The first of these rounds, which users alone, the guard and each constant at a load have. The rest of them these
-    two have beside the best constant, in turns, or one that few users stand against."""
     user_prompt: int = 32
     user_tokens: int = 32
     """Tokens of each user's prompt and answer."""
@@ -45,7 +48,7 @@ class Plan:
     """At the rate that it finds, as long as an arm has at a load: who is quick for a minute, in which no crowd came,
     has not that capacity."""
     arrival_users: int = 100
-    day_s: float = 200.0
+    day_s: float = 150.0
     """What a day takes, or as long as `users` take to come."""
     day_peak: float = 0.8
     """Share of capacity in the day's busiest hour."""

@@ -68,7 +68,7 @@ def _attainment(axis: Any, cells: Mapping[str, Record], loads: Sequence[str]) ->
 
 def _harvest(axis: Any, cells: Mapping[str, Record], loads: Sequence[str]) -> None:
     _bars(axis, cells, loads, lambda cell: (cell["harvested_tokens_s"], cell["harvested_interval"]))
-    for cell in (cell for cell in cells.values() if cell["arm"] == CONSTANT and not cell.get("again")):
+    for cell in (cell for cell in cells.values() if cell["arm"] == CONSTANT):
         inside = 0.3 + 0.7 * cell["attainment"]
         x = loads.index(cell["load"]) + 1.6 * _WIDTH
         axis.annotate(str(cell["seats"]), (x, cell["harvested_tokens_s"]), fontsize=7, alpha=inside)
@@ -81,12 +81,18 @@ def _day(above: Any, below: Any, cells: Mapping[str, Record]) -> None:
     for arm, name in _NAMES.items():
         if (cell := cells.get(f"{arm}@{DAY}")) is None:
             continue
-        series = cell["series"]
-        hours = [DAY_H * s / cell["seconds"] for s in series["seconds"]]
+        series, first_s = _first_round(cell), cell["by_round"][0]["seconds"]
+        hours = [DAY_H * s / first_s for s in series["seconds"]]
         if arm == USERS:
             above.fill_between(hours, series["users_s"], color="0.9", label="users a second")
             continue
         above.plot(hours, [s / 10 if s is not None else None for s in series["seats_rollouts"]], color=_COLOURS[arm])
         below.plot(hours, series["harvested_tokens_s"], color=_COLOURS[arm], label=name)
-    above.set(title="the day: users a second (grey), rollout seats / 10", xlabel="hour")
-    below.set(title="the day: harvest, tokens/s", xlabel="hour", ylim=(0, None))
+    above.set(title="the first day: users a second (grey), rollout seats / 10", xlabel="hour")
+    below.set(title="the first day: harvest, tokens/s", xlabel="hour", ylim=(0, None))
+
+
+def _first_round(cell: Record) -> Mapping[str, Sequence[float]]:
+    """Its part of the series."""
+    count = len(cell["series"]["seconds"]) // len(cell["by_round"])
+    return {name: values[:count] for name, values in cell["series"].items()}

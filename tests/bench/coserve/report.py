@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .arms import ROLLOUTS, USERS
-from .compare import FEW_USERS, Record
+from .compare import Record
 from .harvest_share import MARGIN
 from .slo import CAPACITY_RULE, FACTOR
 
@@ -20,16 +20,13 @@ DEFINITIONS: Mapping[str, str] = {
     "harvested": "rollout tokens/s by the replica's tally, less those lost, in the time that users are measured",
     "rho": "users' tokens/s / rollouts-only",
     "efficiency": "harvested / ((1 - rho) x rollouts-only)",
+    "rounds": "of each load plan.rounds, in which its arms take turns, every second time backwards; in the first "
+    "plan.sweep_rounds constants around the guard's seats take turns too, in the rest two of them (of the day "
+    "plan.day_rounds and plan.day_sweep_rounds)",
     "oracle": "the constant number of rollout seats, users taking seats back, that harvests most with an attainment at "
-    f"most {100 * MARGIN:g} point below users only in the same rounds: the first plan.sweep_rounds of the load, and "
-    "where it took turns the others; its prefill is paced as without an SLO; one that breaks the SLO makes room for "
-    "one of fewer seats",
-    "guard_share": "the guard's harvest beside the oracle's, in the same rounds",
-    "in turns": "users only, the guard and that constant, in turns, in the rest of the load's rounds (over the day the "
-    "guard and the constant once more); a constant takes turns too where it broke the SLO in the rounds before by "
-    f"{FEW_USERS} users or fewer",
-    "comparison": "of each load: arms beside users only in all the rounds that both have, those in turns too (the day "
-    "has no such of users only)",
+    f"most {100 * MARGIN:g} point below users only in the same rounds; its prefill is paced as without an SLO",
+    "guard_share": "the guard's harvest beside a constant's, in the same rounds",
+    "comparison": "of each load: arms beside users only in all the rounds that both have",
     "steal": "share of the processors' time that another guest of the same host had; rounds with more than plan.steal "
     "and than twice what it was in a busy minute at the start (usual_steal; at most 0.08 %), or than "
     "plan.steal_moment in any two seconds, are measured again, plan.repeats of a call at most; both bars are "

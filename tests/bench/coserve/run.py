@@ -4,7 +4,7 @@ import asyncio
 import math
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,9 +13,9 @@ from typing import Any
 from tests.bench.copying import copy_times
 from tests.bench.say import say
 
-from .arms import ARRIVAL, CONSTANT, DAY, GUARD, ROLLOUTS, UNGUARDED, USERS, Cell, batches, cells, duel
+from .arms import ARRIVAL, CONSTANT, DAY, GUARD, ROLLOUTS, UNGUARDED, USERS, Cell, cells
 from .arrival import arrival_figures
-from .compare import FEW_USERS, comparison, duels, too_few
+from .compare import comparison
 from .figures import Figures
 from .idle import capacity_figures, idle_again, idle_figures
 from .measure import latencies, record
@@ -24,10 +24,10 @@ from .report import table
 from .seen import Seen
 from .session import Session, load_rate, users_of
 from .slo import TARGET, CapacitySearch, Slo, first_rate, slo_of
-from .sweep import Sweep
+from .sweep import finalists, grid
 
-_MOST_DUELS = 2
-"""Of a load; each takes minutes, and of a machine whose speed changes all the time none would be the last."""
+Taken = dict[Cell, list[Seen]]
+"""The rounds that each cell has had."""
 
 
 class Run:
@@ -48,20 +48,14 @@ class Run:
         await one.warm_up()
         if "slo" not in figures.content:
             await self._idle()
-        wanted = [cell for cell in cells(plan.arms, plan.loads) if cell.key not in figures.cells]
-        at_loads = CONSTANT in plan.arms or any(cell.load for cell in wanted)
-        if figures.content.get("capacity", {"rate": None})["rate"] is None and at_loads:
+        if figures.content.get("capacity", {"rate": None})["rate"] is None and (set(plan.arms) - {ROLLOUTS, ARRIVAL}):
             await self._capacity()
         await one.pusher.prepare()
         if "copy_s" not in figures.content:
             figures.put(copy_s=latencies(copy_times(one.pusher.num_bytes, directory)), push_bytes=one.pusher.num_bytes)
-        for load in ("", *plan.loads):
-            for batch in batches([cell for cell in wanted if cell.load == load]):
-                await self._batch(batch)
-                left = sum(cell.key not in figures.cells for cell in wanted)
-                say(f"{left} cells{' and constants' if CONSTANT in plan.arms else ''} to go")
-            if load and CONSTANT in plan.arms:  # while the machine is what the arms had
-                await self._sweep(load)
+        for place, load in enumerate(("", *plan.loads)):
+            await self.load(load)
+            say(f"{len(plan.loads) - place} loads to go")
         await self._idle_again()
 
     @property
@@ -103,65 +97,58 @@ class Run:
             search = search.after(rate, share)
             self._figures.put(capacity={"rate": search.good if search.confirmed else None, "probes": probes})
 
-    async def _batch(self, batch: Sequence[Cell]) -> None:
-        rounds = await self._rounds(batch)
-        for cell in batch:
-            self._keep(rounds[cell])
-        self._figures.put(repeated=self._one.quiet.repeated, waited_s=self._one.quiet.waited_s)
-        say(f"\n{table({cell.key: self._figures.cells[cell.key] for cell in batch})}")
-        for cell in batch:
-            if cell.arm == USERS and (inside := self._figures.cells[cell.key]["attainment"]) < TARGET:
-                say(f"{cell.key}: {inside:.1%} inside the SLO: the machine is slower than when its capacity was found")
+    async def load(self, load: str) -> None:
+        """All that is missing of it. Where constants are wanted its arms are measured together or not at all: each is
+        held against the others of the same minutes."""
+        arms = [cell for cell in cells(self._plan.arms, self._plan.loads) if cell.load == load]
+        missing = [cell for cell in arms if not self._finished(cell)]
+        if load and CONSTANT in self._plan.arms:
+            if missing or not self._constants(load):
+                await self._beside_constants(load, arms)
+        else:
+            found = Taken()
+            for turn in range(max((len(self._turns(cell)) for cell in missing), default=0)):
+                await self._take(_ordered(missing, turn), turn, found)
+            self._keep(found)
 
-    async def _sweep(self, load: str) -> None:
-        """The constants that find the oracle of a load."""
-        search = Sweep(self._plan.seats, first=self._guess(load))
-        while True:
-            while (seats := search.seats()) is not None:
-                kept = await self._keeps(load, seats)
-                say(f"{seats} rollouts {'keep' if kept else 'break'} the SLO at {load}")
-                search = search.after(seats, kept=kept)
-            best = self._oracle(load)["seats"]
-            if not await self._duel(load, best) or not best or not self._too_few(load, best):
-                return
-            constants = self._oracle(load)["constants"]
-            say(f"{best} rollouts break the SLO at {load} in turns")
-            fewer = (int(seats) for seats, one in constants.items() if one["keeps"] and int(seats) < best)
-            search = Sweep(self._plan.seats, kept=max(fewer, default=0), broke=best)
+    async def _beside_constants(self, load: str, arms: Sequence[Cell]) -> None:
+        """Rounds in which users alone, the guard and constants around its seats take turns, and rounds of the best of
+        them; what the call before had of the load is measured anew."""
+        self._figures.drop(load)
+        last = [cell for cell in arms if cell.arm == UNGUARDED]
+        first, found = [cell for cell in arms if cell not in last], Taken()
+        await self._take(first, 0, found)
+        constants = self._grid(load, found)
+        await self._take([*constants, *last], 0, found)
+        for turn in range(1, rounds_of(load, self._plan)):
+            if turn == sweep_rounds_of(load, self._plan):
+                self._keep(found)
+                constants = self._finalists(load)
+            await self._take(_ordered([*first, *constants, *last], turn), turn, found)
+        self._keep(found)
+        say(f"{self._oracle(load)['seats']} seats are the best constant at {load}")
 
-    def _guess(self, load: str) -> int | None:
-        """Seats that rollouts held under the guard, on average."""
-        guard = self._figures.cells.get(Cell(GUARD, load).key)
-        held = [seats for seats in guard["series"]["seats_rollouts"] if seats is not None] if guard else []
-        return max(1, round(sum(held) / len(held))) if held else None
+    def _grid(self, load: str, found: Taken) -> list[Cell]:
+        guarded = [beat.seats_rollouts for seen in found.get(Cell(GUARD, load), []) for beat in seen.within]
+        held = sum(guarded) / len(guarded) / self._plan.replicas if guarded else None
+        return [Cell(CONSTANT, load, seats) for seats in grid(held, self._plan.seats)]
+
+    def _finalists(self, load: str) -> list[Cell]:
+        oracle = self._oracle(load)
+        keeps = {int(seats): bool(one["keeps"]) for seats, one in oracle["constants"].items()}
+        return [Cell(CONSTANT, load, seats) for seats in finalists(oracle["seats"], keeps, self._plan.seats)]
 
     def _oracle(self, load: str) -> dict[str, Any]:
         found: dict[str, Any] = self._figures.content["comparison"][load]["oracle"]
         return found
 
-    async def _keeps(self, load: str, seats: int) -> bool:
-        """Whether a constant keeps the SLO: where few users of its rounds stand against it, in turns too."""
-        if left := self._missing([Cell(CONSTANT, load, seats)]):
-            await self._batch(left)
-        if 0 < self._too_few(load, seats) <= FEW_USERS and load != DAY:
-            await self._duel(load, seats, most=_MOST_DUELS - 1)  # the last one is the best constant's
-        return not self._too_few(load, seats)
+    def _constants(self, load: str) -> list[str]:
+        return [key for key, one in self._figures.cells.items() if (one["arm"], one["load"]) == (CONSTANT, load)]
 
-    def _too_few(self, load: str, seats: int) -> int:
-        return too_few(self._figures.cells, load, seats)
-
-    async def _duel(self, load: str, seats: int, *, most: int = _MOST_DUELS) -> bool:
-        """Whether users alone, the guard and a constant have taken turns, now or before; not where the load had `most`
-        of them, or no guard."""
-        if not (left := self._missing(duel(load, seats))):
-            return True
-        if GUARD not in self._plan.arms or len(duels(self._figures.cells, load)) >= most:
-            return False
-        await self._batch(left)
-        return True
-
-    def _missing(self, wanted: Sequence[Cell]) -> list[Cell]:
-        return [cell for cell in wanted if cell.key not in self._figures.cells]
+    def _finished(self, cell: Cell) -> bool:
+        """In this call or before."""
+        found = self._figures.cells.get(cell.key)
+        return found is not None and len(found["by_round"]) >= len(self._turns(cell))
 
     def _found_rate(self, load: str) -> float:
         """The capacity, users a second; 0 for what has no load and may come before it is found."""
@@ -170,21 +157,28 @@ class Run:
     def _turns(self, cell: Cell) -> range:
         return turns_of(cell, self._plan, load_rate(cell.load, self._found_rate(cell.load), self._plan))
 
-    async def _rounds(self, batch: Sequence[Cell]) -> dict[Cell, list[Seen]]:
-        """Of each cell; several take turns, every second time backwards."""
-        capacity = self._found_rate(batch[0].load)
-        turns = {cell: self._turns(cell) for cell in batch}
-        found: dict[Cell, list[Seen]] = {cell: [] for cell in batch}
-        for number, turn in enumerate(max(turns.values(), key=len)):
-            for cell in batch if number % 2 == 0 else reversed(batch):
-                if turn not in turns[cell]:
-                    continue
-                place = f"{cell.key}, round {number + 1} of {len(turns[cell])}" if len(turns[cell]) > 1 else cell.key
-                async with _progress(self._one, place):
-                    found[cell].append(await self._one.cell(cell, self._slo, capacity, turn=turn))
-        return found
+    async def _take(self, row: Iterable[Cell], turn: int, found: Taken) -> None:
+        """One round of each that has it, added to `found`."""
+        for cell in row:
+            if turn not in (turns := self._turns(cell)):
+                continue
+            place = f"{cell.key}, round {turn + 1} of {len(turns)}" if len(turns) > 1 else cell.key
+            async with _progress(self._one, place):
+                seen = await self._one.cell(cell, self._slo, self._found_rate(cell.load), turn=turn)
+            found.setdefault(cell, []).append(seen)
+        self._figures.put(repeated=self._one.quiet.repeated, waited_s=self._one.quiet.waited_s)
 
-    def _keep(self, rounds: Sequence[Seen]) -> None:
+    def _keep(self, found: Taken) -> None:
+        """The figures of all rounds so far."""
+        for rounds in found.values():
+            self._put(rounds)
+        if found:
+            say(f"\n{table({cell.key: self._figures.cells[cell.key] for cell in found})}")
+        for cell in found:
+            if cell.arm == USERS and (inside := self._figures.cells[cell.key]["attainment"]) < TARGET:
+                say(f"{cell.key}: {inside:.1%} inside the SLO: the machine is slower than when its capacity was found")
+
+    def _put(self, rounds: Sequence[Seen]) -> None:
         alone, plan = self._figures.cells.get(ROLLOUTS), self._plan
         found = record(rounds, self._slo, alone and alone["harvested_tokens_s"], seed=plan.seed)
         if rounds[0].cell.arm == ARRIVAL:
@@ -200,26 +194,36 @@ class Run:
         self._figures.put(comparison=comparison(measured, loads))
 
 
-def turns_of(cell: Cell, plan: Plan, rate: float) -> range:
-    """Which of a load's rounds, to which users come at `rate`, it has: the damage without the guard is seen of the
-    fewest users that an arm may have.
+def rounds_of(load: str, plan: Plan) -> int:
+    """In which its arms take turns."""
+    return plan.day_rounds if load == DAY else plan.rounds
 
-    >>> plan, constant, again = Plan(), Cell(CONSTANT, "50", 8), Cell(CONSTANT, "50", 8, again=True)
-    >>> [turns_of(cell, plan, 5.0) for cell in (Cell(USERS, "50"), constant, again)]
-    [range(0, 2), range(0, 2), range(2, 4)]
-    >>> turns_of(Cell(USERS, "50"), Plan(arms=(USERS, GUARD)), 5.0), turns_of(Cell(CONSTANT, DAY, 8), plan, 5.0)
-    (range(0, 4), range(0, 1))
+
+def sweep_rounds_of(load: str, plan: Plan) -> int:
+    """The first of them, in which constants around the guard's seats take turns too."""
+    return plan.day_sweep_rounds if load == DAY else plan.sweep_rounds
+
+
+def turns_of(cell: Cell, plan: Plan, rate: float) -> range:
+    """Which of a load's rounds, to which users come at `rate`, it has at most: the damage without the guard is seen of
+    the fewest users that an arm may have.
+
+    >>> plan = Plan()
+    >>> [turns_of(cell, plan, 5.0) for cell in (Cell(USERS, "50"), Cell(CONSTANT, DAY, 8), Cell(ARRIVAL))]
+    [range(0, 4), range(0, 2), range(0, 1)]
     >>> [len(turns_of(Cell(UNGUARDED, "50"), plan, rate)) for rate in (1.0, 3.0, 5.0, 10.0)]
     [4, 3, 2, 1]
     """
-    if cell.load == DAY or cell.arm not in {USERS, GUARD, UNGUARDED, CONSTANT}:
+    if not cell.load:
         return range(1)
     if cell.arm == UNGUARDED:
-        return range(math.ceil(plan.users * plan.rounds / users_of(plan, rate)))
-    first = range(min(plan.sweep_rounds, plan.rounds))
-    if cell.again:
-        return range(len(first), plan.rounds) or first
-    return first if cell.arm == CONSTANT or {GUARD, CONSTANT} <= {*plan.arms} else range(plan.rounds)
+        return range(1 if cell.load == DAY else math.ceil(plan.users * plan.rounds / users_of(plan, rate)))
+    return range(rounds_of(cell.load, plan))
+
+
+def _ordered(row: Sequence[Cell], turn: int) -> Iterable[Cell]:
+    """Every second time backwards, by which what drifts steadily is the same for all."""
+    return reversed(row) if turn % 2 else row
 
 
 @asynccontextmanager

@@ -31,6 +31,8 @@ class Seen:
     """One cell, or one round of it; the engines were at rest before and after it."""
 
     cell: Cell
+    turn: int
+    """Which of the load's rounds."""
     rate: float
     """Of users a second; of the day, in its busiest hour."""
     start: float
@@ -44,3 +46,8 @@ class Seen:
     before: Counts
     after: Counts
     host: Host
+
+    @property
+    def within(self) -> Sequence[Beat]:
+        """Those of the measured time."""
+        return [beat for beat in self.beats if self.start <= beat.at < self.stop]

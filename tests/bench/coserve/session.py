@@ -139,6 +139,7 @@ class Session:
         self._guarded = self._guarded or cell.arm == GUARD
         return Seen(
             cell=cell,
+            turn=turn,
             rate=rate,
             start=span.start,
             stop=span.stop,
@@ -206,7 +207,7 @@ class Session:
         """The same for every arm at a load."""
         plan = self._plan
         if cell.load == DAY:
-            return day(rate, day_s(plan, rate), seed=plan.seed)
+            return day(rate, day_s(plan, rate), seed=plan.seed, turn=turn)
         return share(poisson(rate, users_of(plan, rate), seed=plan.seed), turn, plan.rounds)
 
 
@@ -227,7 +228,7 @@ def day_s(plan: Plan, rate: float) -> float:
     enough for an arm.
 
     >>> day_s(Plan(), 10.0), round(day_s(Plan(), 2.0), -1)
-    (200.0, 390.0)
+    (150.0, 390.0)
     """
     return max(plan.day_s, _DAY_MORE * plan.users / (rate * day_mean(plan.seed)))
 

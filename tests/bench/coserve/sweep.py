@@ -1,56 +1,37 @@
-"""Which constants are measured to find the oracle of a load."""
+"""Which constants are measured at a load to find its oracle: some around the guard's seats, then the best of them."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+
+_FACTORS = (0.5, 0.7, 1.0, 1.4)
+"""Of the guard's seats. By two fifths more seats rollouts harvest less than two fifths more, the less the more of them
+there are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """The most seats that keep the SLO, by bisection: with more of them rollouts harvest more and users wait longer.
+def grid(held: float | None, most: int) -> list[int]:
+    """The constants that take turns with the guard, which gave rollouts so many seats on average; None: nobody knows.
 
-    It begins at `first`, where that is given, and looks beside it before it halves what is left.
+    >>> grid(10.0, 32), grid(28.0, 32), grid(1.2, 32), grid(0.0, 32), grid(None, 32)
+    ([5, 7, 10, 14], [14, 20, 28, 32], [1, 2], [1], [8, 11, 16, 22])
     """
+    guess = most / 2 if held is None else held
+    return sorted({min(most, max(1, round(factor * guess))) for factor in _FACTORS})
 
-    most: int
-    """That can be asked for."""
-    kept: int = 0
-    """Most that kept the SLO; without rollouts it is kept."""
-    broke: int | None = None
-    """Fewest that broke it."""
-    width: int = 2
-    """`broke - kept` at which the search ends, or at `finest` of `kept`, where that is more; while none kept it 1."""
-    finest: float = 0.2
-    """By a fifth more seats rollouts harvest less than a fifth more, the less the more of them there are."""
-    first: int | None = None
-    """A guess."""
 
-    def seats(self) -> int | None:
-        """The next ones to measure; None when it is over.
+def finalists(best: int, keeps: Mapping[int, bool], most: int) -> Sequence[int]:
+    """The constants of the rest of a load's rounds: the best of those that keep the SLO, and one between it and the
+    next that broke it, or that one once more where none is between; where none broke it, one of more seats.
 
-        >>> Sweep(32).seats(), Sweep(32, kept=16).seats(), Sweep(32, kept=16, broke=18).seats()
-        (16, 24, None)
-        >>> Sweep(32, kept=24).seats(), Sweep(32, kept=28).seats(), Sweep(32, kept=4, broke=8).seats()
-        (28, None, 6)
-        >>> Sweep(32, broke=2).seats(), Sweep(32, broke=1).seats()
-        (1, None)
-        >>> guess = Sweep(32, first=10)
-        >>> guess.seats(), guess.after(10, kept=True).seats(), guess.after(10, kept=False).seats()
-        (10, 12, 8)
-        >>> guess.after(10, kept=False).after(8, kept=False).seats(), replace(guess, first=40).seats()
-        (4, 32)
-        """
-        end = self.most + 1 if self.broke is None else self.broke
-        width = max(self.width, self.finest * self.kept) if self.kept else 1
-        if end - self.kept <= width:
-            return None
-        return self._beside(self.first, end) if self.first is not None else (self.kept + end) // 2
+    `best` is 0 where none keeps it: then a single seat, and one between it and the fewest that were measured.
 
-    def _beside(self, first: int, end: int) -> int:
-        """The guess, then what is as far from it as the search is fine, on the side where the answer is."""
-        step = max(self.width, int(self.finest * (self.kept or end)))
-        if self.broke is None:
-            return min(self.most, max(1, self.kept + step if self.kept else first))
-        return max(1, end - step) if not self.kept and self.broke >= first else (self.kept + end) // 2
-
-    def after(self, seats: int, *, kept: bool) -> "Sweep":
-        """With the outcome of one measurement."""
-        return replace(self, kept=seats) if kept else replace(self, broke=seats)
+    >>> finalists(7, {5: True, 7: True, 10: False}, 32), finalists(9, {9: True, 10: False}, 32)
+    ([7, 8], [9, 10])
+    >>> finalists(14, {10: True, 14: True}, 32), finalists(30, {30: True}, 32), finalists(32, {32: True}, 32)
+    ([14, 20], [30, 32], [32])
+    >>> finalists(0, {8: False, 11: False}, 32), finalists(0, {2: False}, 32), finalists(0, {1: False}, 32)
+    ([1, 4], [1], [1])
+    """
+    if not best:
+        return sorted({1, max(1, min(keeps) // 2)})
+    broke = min((seats for seats, kept in keeps.items() if seats > best and not kept), default=None)
+    beside = round(_FACTORS[-1] * best) if broke is None else max((best + broke) // 2, min(best + 1, broke))
+    return sorted({best, min(most, beside)})

@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.bench.verdicts import Verdict, at_most, reported
 
-from .arms import ARRIVAL, CONSTANT, DAY, GUARD, LOADS, USERS, Cell
+from .arms import ARRIVAL, DAY, GUARD, LOADS, USERS, Cell
 from .compare import Record
 from .harvest_share import MARGIN
 from .slo import TARGET
@@ -57,51 +57,31 @@ def _lost(at: Mapping[str, Any], load: str) -> Verdict:
 def _beside_oracle(at: Mapping[str, Any], load: str) -> Verdict:
     if _none_keeps(at):
         return _alone(at, f"guard at {load}")
-    share, kept, by = _share(at)
-    name = f"guard at {load}: harvest beside the oracle's, {by}"
-    return Verdict(name, share, f">= {ORACLE_SHARE:g}", None if share is None else share >= ORACLE_SHARE and kept)
+    share = at["oracle"]["guard_share"] if "oracle" in at else None
+    holds = None if share is None else share >= ORACLE_SHARE and at[GUARD]["within_margin"]
+    return Verdict(f"guard at {load}: harvest beside the oracle's", share, f">= {ORACLE_SHARE:g}", holds)
 
 
 def _over_the_day(at: Mapping[str, Any]) -> Verdict:
-    """The least of all constants that keep the SLO; the best one's as `_share` has it."""
+    """The least of all constants that keep the SLO."""
     if _none_keeps(at):
         return _alone(at, "guard over the day")
-    share, kept, by = _share(at)
-    oracle = at.get("oracle", {"constants": {}})
-    others = [
-        one["guard_share"]
-        for seats, one in oracle["constants"].items()
-        if one["keeps"] and one["guard_share"] is not None and seats != str(oracle["seats"])
-    ]
-    least = None if share is None else min(share, *others) if others else share
-    name = f"guard over the day: harvest beside every constant's that keeps the SLO, the best one's {by}"
-    return Verdict(name, least, "> 1", None if least is None else least > 1 and kept)
-
-
-def _share(at: Mapping[str, Any]) -> tuple[float | None, bool, str]:
-    """Of the best constant's harvest, whether the guard kept the SLO where it was measured, and where that was.
-
-    In turns, since both sides then met the same machine, unless the constant broke the SLO there and is no oracle.
-    """
-    turns = at.get("in_turns")
-    if turns is not None and turns[CONSTANT]["keeps"]:
-        return turns["guard_share"], turns[GUARD]["keeps"], "in turns"
-    if GUARD not in at or "oracle" not in at:
-        return None, False, "own cells"
-    return at["oracle"]["guard_share"], at[GUARD]["within_margin"], "own cells"
+    constants = at["oracle"]["constants"].values() if "oracle" in at else ()
+    shares = [one["guard_share"] for one in constants if one["keeps"] and one["guard_share"] is not None]
+    least = min(shares, default=None)
+    name = "guard over the day: harvest beside every constant's that keeps the SLO"
+    return Verdict(name, least, "> 1", None if least is None else least > 1 and at[GUARD]["within_margin"])
 
 
 def _none_keeps(at: Mapping[str, Any]) -> bool:
-    """Whether every constant broke the SLO, and a single seat in turns with users alone too: the oracle is 0 seats."""
-    turns = at.get("in_turns")
-    return turns is not None and at["oracle"]["seats"] == 0 and not turns[CONSTANT]["keeps"]
+    """Whether every constant broke the SLO, a single seat too: the oracle is 0 seats."""
+    return GUARD in at and "oracle" in at and at["oracle"]["seats"] == 0 and "1" in at["oracle"]["constants"]
 
 
 def _alone(at: Mapping[str, Any], name: str) -> Verdict:
     """The oracle harvests nothing, so that all the guard does is more, if users do not pay for it."""
-    guard = at["in_turns"][GUARD]
-    harvest, kept = guard["harvested_tokens_s"], guard["keeps"] and at[GUARD]["within_margin"]
-    words = f"{name}: harvest, tokens/s, where a single seat all the time breaks the SLO, in turns"
+    harvest, kept = at[GUARD]["harvested_tokens_s"], at[GUARD]["within_margin"]
+    words = f"{name}: harvest, tokens/s, where a single seat all the time breaks the SLO"
     return Verdict(words, harvest, "> 0", harvest > 0 and kept)
 
 
