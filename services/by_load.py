@@ -54,10 +54,19 @@ class ByLoad:
         """
         return ByLoad(tuple(of(knot) for knot in self.knots))
 
+    def raised(self, other: "ByLoad", part: float) -> "ByLoad":
+        """Where it is below `other`, a part of the way up to it.
 
-def flat(value: float) -> ByLoad:
-    """The same at every load."""
-    return ByLoad((value,) * _KNOTS)
+        >>> flat(1.0).times(4.0, users=3.0).raised(flat(3.0), 0.5).knots[1:4]
+        (2.5, 4.0, 2.5)
+        """
+        pairs = zip(self.knots, other.knots, strict=True)
+        return ByLoad(tuple(knot + max(0.0, above - knot) * part for knot, above in pairs))
+
+
+def flat(value: float, *, alone: float | None = None) -> ByLoad:
+    """The same at every load, but `alone` without users, where that is given."""
+    return ByLoad((value if alone is None else alone, *(value,) * (_KNOTS - 1)))
 
 
 def _nearest(users: float) -> tuple[int, float]:

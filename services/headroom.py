@@ -55,6 +55,9 @@ _NEAR, _CALM_S, _GROW_S = 0.8, 30.0, 75.0
 grows by a factor of e in the last: by time and not by users, of whom a quiet engine would need an hour's to make up for
 one that missed."""
 _ALL_SEATS = flat(1.0)
+_FIRST_CEILING = flat(0.4, alone=1.0)
+"""Beside users of whom nothing is known: a crowd that comes before anything is learned finds rollouts in no more seats
+than that. Beside users who are far inside it is all seats after two minutes."""
 _SILENT_S = 30.0
 """Without a user who teaches, before what was learned is forgotten."""
 _FORGET_S = 300.0
@@ -83,7 +86,7 @@ class Headroom:
 
 def first_headroom(slo: SloConfig, now: float) -> Headroom:
     """Before any user came."""
-    return Headroom(flat(_FIRST * slo.most_headroom), since=now)
+    return Headroom(flat(_FIRST * slo.most_headroom), since=now, ceiling=_FIRST_CEILING, near_at=now)
 
 
 def resumed(before: Headroom, *, left_at: float, now: float) -> Headroom:
@@ -147,8 +150,8 @@ def next_headroom(
     near_at = now if any(_nearness(times, slo) > _NEAR for times in met) else before.near_at
     ceiling = _met_ceiling(before.ceiling, allowed, misses, load=load, reached=reached)
     if now - taught_at > _SILENT_S:
-        share = share.each(lambda learned: _forgotten(learned, _FIRST * most, dt))
-        ceiling = ceiling.each(lambda learned: _forgotten(learned, 1.0, dt))
+        share = share.raised(flat(_FIRST * most), dt / _FORGET_S)
+        ceiling = ceiling.raised(_FIRST_CEILING, dt / _FORGET_S)
     elif now - near_at > _CALM_S:
         ceiling = _moved(ceiling, math.exp(dt / _GROW_S), load, _LEAST_CEILING, 1.0)
     return replace(
@@ -170,11 +173,6 @@ def _counted(
     outside = [times for times in met if not attained(slo, times.ttft_s, _pace(times))]
     blamed = sum(blame(slo, times.ttft_s, _pace(times), added(times)) for times in outside)
     return len(met) - len(outside) + blamed, blamed
-
-
-def _forgotten(learned: float, first: float, dt: float) -> float:
-    """After `dt` seconds of the way back to where it began, if it is below that."""
-    return learned + max(0.0, first - learned) * dt / _FORGET_S
 
 
 def _met_ceiling(ceiling: ByLoad, allowed: float, misses: float, *, load: float, reached: float) -> ByLoad:
