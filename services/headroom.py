@@ -43,9 +43,10 @@ _LONG_RUN, _LONG_RUN_STEPS = 5.0, 10.0
 """Users who end inside one after another until so many misses would have been expected of them: after a bad hour of the
 machine there may be ten thousand to make up for, and by then it is over. Where misses balance it is seven runs of a
 thousand that last so long, and users miss 9 exp(-5) more often for it, 6 %."""
-_CEILING_STEP = 0.2
-"""Of the logarithm, the same."""
-_PROVEN = 0.5
+_CEILING_STEP = 0.07
+"""Of the logarithm, the same. By one seat in seven more twice as many users miss: a step that is as large would have the
+ceiling swing between seats that are far too many and far too few, on average a fifth below those that may be."""
+_PROVEN = 0.25
 """Of the way (of the logarithm) from the ceiling down to the seats that rollouts held, for one user who missed beside
 them: so many may have been too many already, or the miss was an accident."""
 _LEAST_CEILING = 0.1
@@ -55,7 +56,7 @@ _NEAR, _CALM_S, _GROW_S = 0.8, 30.0, 75.0
 grows by a factor of e in the last: by time and not by users, of whom a quiet engine would need an hour's to make up for
 one that missed."""
 _ALL_SEATS = flat(1.0)
-_FIRST_CEILING = flat(0.4, alone=1.0)
+_FIRST_CEILING = flat(0.25, alone=1.0)
 """Beside users of whom nothing is known: a crowd that comes before anything is learned finds rollouts in no more seats
 than that. Beside users who are far inside it is all seats after two minutes."""
 _SILENT_S = 30.0
