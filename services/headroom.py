@@ -44,8 +44,8 @@ _LONG_RUN, _LONG_RUN_STEPS = 5.0, 10.0
 machine there may be ten thousand to make up for, and by then it is over. Where misses balance it is seven runs of a
 thousand that last so long, and users miss 9 exp(-5) more often for it, 6 %."""
 _CEILING_STEP = 0.07
-"""Of the logarithm, the same. By one seat in seven more twice as many users miss: a step that is as large would have the
-ceiling swing between seats that are far too many and far too few, on average a fifth below those that may be."""
+"""Of the logarithm, the same. By one seat in seven more twice as many users miss: larger steps would have the ceiling
+swing between seats that are far too many and far too few, on average a fifth below those that may be."""
 _PROVEN = 0.25
 """Of the way (of the logarithm) from the ceiling down to the seats that rollouts held, for one user who missed beside
 them: so many may have been too many already, or the miss was an accident."""
