@@ -52,7 +52,7 @@ class _Repeated:
 def calibrate(
     bench: Bench, *, at: str, progress: Callable[[str, float], None], seconds: float = _SECONDS
 ) -> EngineModel:
-    """By the cells of load `at`, those in turns among them, and those without users; so many `seconds` of each are
+    """By the cells of load `at`, and those without users; so many `seconds` of each are
     simulated in a round. Raises ConfigError where there are none."""
     cells = [cell for cell in bench.cells.values() if cell.load == at or cell.arm == "rollouts"]
     if not any(cell.load == at for cell in cells):

@@ -6,13 +6,13 @@ rollouts   rollouts alone in every seat: what the machine can harvest
 users      users alone, at each load and over a compressed day
 guard      users and rollouts, the seat guard holding the SLO
 unguarded  users and rollouts with no SLO: users come first, and no user's wait makes rollouts fewer
-constant   users and rollouts with a fixed number of seats; a bisection finds the oracle that the guard is held against,
-           in turns with it
+constant   users and rollouts with a fixed number of seats, some around the guard's: the best that keeps the SLO is the
+           oracle that the guard is held against
 arrival    single users who find every seat held by rollouts
 
-Writes coserve.json after each of them, coserve.png, and coserve/<cell>.json with every request and heartbeat; --resume
-goes on where a run was ended, with its SLO and capacity, and refuses one of another plan's users or pushes. Exits with
-1 where something that has to hold was measured and does not.
+Writes coserve.json after each load, coserve.png, and coserve/<cell>.json with every request and heartbeat; --resume
+goes on where a run was ended, with its SLO, capacity and finished loads, and refuses one of another plan's users or
+pushes. Exits with 1 where something that has to hold was measured and does not.
 """
 
 import argparse

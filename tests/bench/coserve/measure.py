@@ -113,7 +113,7 @@ def _series(seen: Seen, slo: Slo, points: int, before: float) -> dict[str, list[
         "users_s": [len(part) / step for part in parts],
         "attainment": [attainment(part, slo) if part else None for part in parts],
         "harvested_tokens_s": blocks(seen.beats, seen.start, seen.stop, count=points),
-        "seats_rollouts": [_held(seen, edge, edge + step) for edge in edges],
+        "seats_rollouts": [held(seen, edge, edge + step) for edge in edges],
     }
 
 
@@ -159,7 +159,7 @@ def _blocks(seen: Seen) -> list[float]:
     return blocks(seen.beats, seen.start, seen.stop, count=count)
 
 
-def _held(seen: Seen, start: float, stop: float) -> float | None:
+def held(seen: Seen, start: float, stop: float) -> float | None:
     """Seats that rollouts held, mean of the heartbeats of [start, stop); None without any."""
     held = [beat.seats_rollouts for beat in seen.beats if start <= beat.at < stop]
     return sum(held) / len(held) if held else None

@@ -18,7 +18,7 @@ from .arrival import arrival_figures
 from .compare import comparison
 from .figures import Figures
 from .idle import capacity_figures, idle_again, idle_figures
-from .measure import latencies, record
+from .measure import held, latencies, record
 from .plan import Plan
 from .report import table
 from .seen import Seen
@@ -129,9 +129,9 @@ class Run:
         say(f"{self._oracle(load)['seats']} seats are the best constant at {load}")
 
     def _grid(self, load: str, found: Taken) -> list[Cell]:
-        guarded = [beat.seats_rollouts for seen in found.get(Cell(GUARD, load), []) for beat in seen.within]
-        held = sum(guarded) / len(guarded) / self._plan.replicas if guarded else None
-        return [Cell(CONSTANT, load, seats) for seats in grid(held, self._plan.seats)]
+        guarded = [held(seen, seen.start, seen.stop) for seen in found.get(Cell(GUARD, load), [])]
+        seats = None if not guarded or guarded[0] is None else guarded[0] / self._plan.replicas
+        return [Cell(CONSTANT, load, each) for each in grid(seats, self._plan.seats)]
 
     def _finalists(self, load: str) -> list[Cell]:
         oracle = self._oracle(load)

@@ -46,8 +46,3 @@ class Seen:
     before: Counts
     after: Counts
     host: Host
-
-    @property
-    def within(self) -> Sequence[Beat]:
-        """Those of the measured time."""
-        return [beat for beat in self.beats if self.start <= beat.at < self.stop]
