@@ -2,6 +2,7 @@
 for it."""
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -51,8 +52,9 @@ def start_local_ray(**arguments: Any) -> None:
 
 @contextmanager
 def sigterm_left_alone() -> Iterator[None]:
-    """Around `ray.init`: whoever handled SIGTERM before decides. Ray's own handler would break its start off half-way,
-    and a process whose connection was made half-way crashes when it exits."""
+    """Around `ray.init`, in the main thread: whoever handled SIGTERM before decides. Ray's own handler would break its
+    start off half-way, and a process whose connection was made half-way crashes when it exits. Ray's C++ has another
+    one, which hands the signal on and aborts the process three seconds later, in the middle of a checkpoint."""
     from ray._private import utils
 
     former = utils.set_sigterm_handler
@@ -61,3 +63,5 @@ def sigterm_left_alone() -> Iterator[None]:
         yield
     finally:
         utils.set_sigterm_handler = former
+        if (handler := signal.getsignal(signal.SIGTERM)) is not None:
+            signal.signal(signal.SIGTERM, handler)  # Python knows nothing of the one in C++: it is replaced

@@ -1,5 +1,7 @@
 """A machine that is slow for half a minute costs a start of Ray another try, and nothing else does."""
 
+import ctypes
+import os
 import signal
 import subprocess
 import time
@@ -58,6 +60,24 @@ def test_a_start_leaves_sigterm_to_whoever_handled_it(monkeypatch: pytest.Monkey
     start_local_ray()
     assert signal.getsignal(signal.SIGTERM) is kept
     assert utils.set_sigterm_handler is former
+
+
+def test_a_handler_that_ray_sets_below_python_does_not_outlive_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    came: list[int] = []
+    kept = signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
+
+    def init(**_arguments: object) -> None:
+        libc = ctypes.CDLL(None)
+        libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        libc.signal(signal.SIGTERM, 1)  # SIG_IGN, of which Python hears nothing
+
+    monkeypatch.setattr(ray, "init", init)
+    try:
+        start_local_ray()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert came == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, kept)
 
 
 @pytest.mark.parametrize(("errors", "calls"), [((SLOW, SLOW, SLOW), 3), ((ValueError("num_cpus"),), 1)])
