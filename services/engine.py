@@ -25,6 +25,7 @@ from services.reward_pool import RewardPool
 from services.role_router import ROLE
 from services.serve_log import reopen_serve_log
 from services.shared_memory import unlink_below
+from services.step_room import VARIABLE, SharedStepRoom
 from services.stream_pace import paced
 from services.user_seats import sequences
 from services.vllm_engine import VllmEngine
@@ -55,10 +56,12 @@ class EngineServer(LLMServer):  # type: ignore[misc]
             await rewards.check()
             # The model is a directory. To find nothing to download would cost a worker that imports vLLM as long.
             self._llm_config.get_or_create_callback().ctx.run_init_node = False
+            room = SharedStepRoom()
+            os.environ[VARIABLE] = room.place
             await super().start()
             reopen_serve_log()  # what the engine imports may have closed it again
             await asyncio.to_thread(unlink_below, os.getpid())
-            self._vllm = engine = VllmEngine(self.engine._engine_client)
+            self._vllm = engine = VllmEngine(self.engine._engine_client, room)
             await self._give_users_their_adapter(engine)
             store = await RedisStore.connect(self._fleet.redis)
         except BaseException:

@@ -56,7 +56,7 @@ _NEAR, _CALM_S, _GROW_S = 0.8, 30.0, 75.0
 grows by a factor of e in the last: by time and not by users, of whom a quiet engine would need an hour's to make up for
 one that missed."""
 _ALL_SEATS = flat(1.0)
-_FIRST_CEILING = flat(0.25, alone=1.0)
+_FIRST_CEILING = flat(0.3, alone=1.0)
 """Beside users of whom nothing is known: a crowd that comes before anything is learned finds rollouts in no more seats
 than that. Beside users who are far inside it is all seats after two minutes."""
 _SILENT_S = 30.0

@@ -87,11 +87,11 @@ def next_guard(
     headroom: float,
     idle: IdleSpeed,
     seats: int,
-    weight: float = 1.0,
+    most: float,
 ) -> Guard:
-    """The guard after `dt` seconds more, at `now` (monotonic); the engine has `seats`, a user counts as `weight`
-    rollouts, and users are near an edge beyond the share `headroom` of what they alone leave of a target."""
-    guard = replace(guard, limit=min(guard.limit, seats * weight))
+    """The guard after `dt` seconds more, at `now` (monotonic), of an engine with `seats`: its limit is `most` at the
+    most, and users are near an edge beyond the share `headroom` of what they alone leave of a target."""
+    guard = replace(guard, limit=min(guard.limit, most))
     blamed = felt.beside and now >= guard.emptied_until
     if not attained(slo, felt.now.felt.ttft_s, felt.now.felt.tpot_s):
         return _breached(guard, felt, now, slo, blamed=blamed)
@@ -102,7 +102,7 @@ def next_guard(
         return guard
     if not attained(slo, felt.lately.felt.ttft_s, felt.lately.felt.tpot_s):
         return guard
-    return replace(guard, limit=min(seats * weight, guard.limit + slo.increase_per_s * seats * dt))
+    return replace(guard, limit=min(most, guard.limit + slo.increase_per_s * seats * dt))
 
 
 def _breached(guard: Guard, felt: Felt, now: float, slo: SloConfig, *, blamed: bool) -> Guard:
@@ -126,44 +126,54 @@ def _missed_alone(slo: SloConfig, met: Met) -> bool:
 
 
 def guarded_seats(
-    guard: Guard, now: float, *, total: int, reserve: int, users: int, weight: float = 1.0, ceiling: float = 1.0
+    guard: Guard, now: float, *, total: int, reserve: int, users: int, mean: float, weight: float = 1.0
 ) -> int:
-    """Seats that rollouts may be given now beside so many `users`, at most the share `ceiling` of all.
+    """Seats that rollouts may be given now beside so many `users`, of whom there were so many on the `mean` of late.
 
     >>> guard = Guard(limit=20.7, closed_until=5.0)
-    >>> [guarded_seats(guard, 6.0, total=32, reserve=4, users=users) for users in (0, 6, 19, 40)]
+    >>> [guarded_seats(guard, 6.0, total=32, reserve=4, users=users, mean=users) for users in (0, 6, 19, 40)]
     [20, 14, 1, 0]
-    >>> guarded_seats(guard, 4.9, total=32, reserve=4, users=6)
+    >>> guarded_seats(guard, 4.9, total=32, reserve=4, users=6, mean=6)
     0
-    >>> guarded_seats(guard, 6.0, total=32, reserve=4, users=6, weight=2.5)
-    5
-    >>> [guarded_seats(guard, 6.0, total=32, reserve=4, users=2, ceiling=ceiling) for ceiling in (0.0, 0.25)]
-    [1, 8]
+    >>> guarded_seats(guard, 6.0, total=32, reserve=4, users=6, mean=2, weight=2.5)
+    15
     """
     fitting = max(0, total - max(reserve, users))
     if now < guard.closed_until:
         return 0
-    wanted = int(guard.limit - weight * users)
-    return min(fitting, ceiling_seats(ceiling, total), max(wanted, 0 if users else _MIN_ROLLOUTS))
+    return min(fitting, max(int(guard.limit - weight * mean), 0 if users else _MIN_ROLLOUTS))
 
 
-def ceiling_seats(ceiling: float, total: int) -> int:
-    """The share `ceiling` of all seats; with none there would be nothing to learn from."""
-    return max(_MIN_ROLLOUTS, round(ceiling * total))
+def kept_seats(
+    guard: Guard, now: float, *, total: int, users: float, weight: float = 1.0, patience_s: float = 0.0
+) -> int:
+    """Seats that samples may go on holding beside so many `users`; those beyond it leave at once. Where rollouts sit
+    out the steps without room for them (`patience_s` is above 0) they keep their seats, but for where none would have
+    a turn: users are too many, or outside for as long as that; else none is kept after a breach.
 
-
-def kept_seats(guard: Guard, now: float, *, users: int, weight: float = 1.0) -> int:
-    """Seats that samples may go on holding beside so many `users`; those beyond it leave at once. None after a breach.
-
-    >>> guard = Guard(limit=20.0, emptied_until=5.0)
-    >>> [kept_seats(guard, 6.0, users=users, weight=2.0) for users in (0, 6, 19)]
+    >>> guard = Guard(limit=20.0, emptied_until=5.0, closed_since=1.0)
+    >>> [kept_seats(guard, 6.0, total=32, users=users, weight=2.0) for users in (0, 6, 19)]
     [30, 18, 0]
-    >>> kept_seats(guard, 4.9, users=0)
-    0
+    >>> [kept_seats(guard, 6.0, total=32, users=users, weight=2.0, patience_s=2.0) for users in (0, 6, 19)]
+    [32, 32, 0]
+    >>> [kept_seats(guard, now, total=32, users=6, patience_s=2.0) for now in (2.9, 3.1, 6.0)]
+    [32, 0, 32]
     """
-    if now < guard.emptied_until:
+    if now < guard.emptied_until and now - guard.closed_since >= patience_s:
         return 0
-    return max(0 if users else _MIN_ROLLOUTS, int(_CROWDED * guard.limit - weight * users))
+    room = int(_CROWDED * guard.limit - weight * users)
+    if patience_s and room > 0:
+        return total
+    return max(0 if users else _MIN_ROLLOUTS, room)
+
+
+def room_of_steps(guard: Guard, now: float) -> float:
+    """Rollouts, and users by their weight, that a step may have beside users: after a breach users alone.
+
+    >>> [room_of_steps(Guard(limit=20.0, emptied_until=5.0), now) for now in (4.9, 5.0)]
+    [0.0, 20.0]
+    """
+    return 0.0 if now < guard.emptied_until else guard.limit
 
 
 def _near(met: Met, felt: Felt, slo: SloConfig, idle: IdleSpeed, headroom: float) -> bool:

@@ -20,7 +20,7 @@ from services.lessons import first_lessons, learned, resumed_lessons
 from services.prefill_pace import prefill_pace
 from services.recent_peak import RecentPeak
 from services.seat_bounds import Bound, beside_users, tightest
-from services.seat_guard import Felt, Guard, ceiling_seats, check_attainable, guarded_seats, kept_seats, next_guard
+from services.seat_guard import Felt, Guard, check_attainable, guarded_seats, kept_seats, next_guard, room_of_steps
 from services.seats import Seats, rollout_seats
 from services.slo import SloConfig, in_engine
 from services.step_log import EVIDENCE_S
@@ -72,7 +72,7 @@ class SeatKeeper:
         """What the engine does with one request alone, once that is known."""
         self._weight = UserWeight(self.idle, total)
         self._window = UserWindow(slo.window_s)
-        self._users, self._held = RecentPeak(slo.window_s), RecentPeak(slo.window_s)
+        self._users, self._worked_on = RecentPeak(slo.window_s), RecentPeak(slo.window_s)
         self._taken = TimeTaken(clock())
         self._beside_at = -math.inf
         self._lessons, self._learned_under = first_lessons(slo, clock()), slo
@@ -91,13 +91,14 @@ class SeatKeeper:
         """Of users' first tokens beside the engine: what is left of the target is the engine's."""
         self.users = UserSeats(self.resize)
         self.seats = Seats(0, pace=harvest.prefill_tokens)
+        engine.step_log.rollouts_starting = lambda: self.seats.starting
         self.resize()
 
     @property
     def limit(self) -> int | None:
         """Rollouts that the SLO would have room for without users, of whom each takes the room of some; None where none
         is kept to."""
-        return min(int(self._guard.limit), ceiling_seats(self._lessons.ceiling, self._total)) if self._guards else None
+        return int(self._guard.limit) if self._guards else None
 
     @property
     def headroom(self) -> float | None:
@@ -192,7 +193,7 @@ class SeatKeeper:
             check_attainable(slo, self.idle)
         if slo != self._slo:
             self._window = UserWindow(slo.window_s)
-            self._users, self._held = RecentPeak(slo.window_s), RecentPeak(slo.window_s)
+            self._users, self._worked_on = RecentPeak(slo.window_s), RecentPeak(slo.window_s)
             if slo.guards:
                 self._learn_under(slo, harvest.user_reserve)
             elif self._slo.guards:
@@ -219,6 +220,8 @@ class SeatKeeper:
         enforced = [*self._users_bounds(), *others] if preempts else others if self._spared else []
         most = tightest(enforced)
         self.seats.pace = self._pace()
+        room = room_of_steps(self._guard, self._clock()) if self._guards else math.inf
+        self._engine.step_room.set(room, self._weight.value)
         capacity = min(self._allowed(), *(bound.seats for bound in others))
         if most is None:
             self.seats.resize(capacity)
@@ -252,7 +255,7 @@ class SeatKeeper:
         users, rollouts = (sum(pair) / 2 for pair in zip(earlier, self._present, strict=True))
         # those of a push are longer, whatever is in them
         if steps.count and self._still_until() < before and not self._arriving():
-            self._weight.met(steps, users, rollouts)
+            self._weight.met(steps, users, min(rollouts, steps.sequences_beside(self._window.tokens) / steps.count))
         self._taken.prompts((begun - self._begun) * self.idle.prefill_token_s)
         self._begun = begun
         if rollouts:
@@ -297,7 +300,7 @@ class SeatKeeper:
             headroom=self._lessons.share,
             idle=self.idle,
             seats=self._total,
-            weight=self._weight.value,
+            most=max(1.0, self._lessons.ceiling * self._most),
         )
         self._phases = replace(self._phases, guard=guard)
         if was_held and now < guard.emptied_until:
@@ -306,9 +309,9 @@ class SeatKeeper:
 
     def _learn(self, now: float, dt: float) -> None:
         """What users without rollouts beside them felt is not the rollouts' doing."""
-        self._beside_at = now if self.seats.held else self._beside_at
-        self._held.set(now, self.seats.held)
-        reached = self._held.most(now, self._slo.window_s) / self._total
+        self._beside_at = now if self.seats.held and now >= self._guard.emptied_until else self._beside_at
+        self._worked_on.set(now, round(min(self._guard.limit, self._sequences)))
+        reached = min(1.0, self._worked_on.most(now, self._slo.window_s) / self._most)
 
         def teach(headroom: Headroom, users: Sequence[RequestTimes], seconds: float, load: float) -> Headroom:
             return next_headroom(
@@ -341,7 +344,7 @@ class SeatKeeper:
             step_s=log.step_s(since),
             token_s=log.token_s(since),
             kv_usage=log.kv_usage,
-            sequences=self._weight.value * self._users_of_late(now) + self.seats.held,
+            sequences=self._sequences,
             beside=self._beside_at > since,
             taken=self._taken.between(now - EVIDENCE_S, now) / EVIDENCE_S,
             met_steps=1 if self._engine.rollouts_give_way else 2,
@@ -350,6 +353,16 @@ class SeatKeeper:
     def _users_of_late(self, now: float) -> int:
         """At their most in the time that one of them stays: a seat that is left is taken by another within it."""
         return self._users.most(now, min(self._weight.stay_s, self._slo.window_s))
+
+    @property
+    def _sequences(self) -> float:
+        """That the engine works on, of which users count by their weight."""
+        return self._weight.value * self._lessons.load + self.seats.held
+
+    @property
+    def _most(self) -> float:
+        """Of them, if users had all seats."""
+        return self._total * self._weight.value
 
     def _pace(self) -> int:
         most = self._harvest.prefill_tokens
@@ -372,8 +385,8 @@ class SeatKeeper:
             total=self._total,
             reserve=reserve,
             users=self._users_of_late(now),
+            mean=self._lessons.load,
             weight=self._weight.value,
-            ceiling=self._lessons.ceiling,
         )
 
     def _bounds(self) -> list[Bound]:
@@ -392,5 +405,12 @@ class SeatKeeper:
             return [Bound(self._allowed(), CutCause.LEND)]
         held, guarded = self.users.held, None
         if self._slo.guards:
-            guarded = kept_seats(self._guard, self._clock(), users=held, weight=self._weight.value)
+            guarded = kept_seats(
+                self._guard,
+                self._clock(),
+                total=self._total,
+                users=self._lessons.load,
+                weight=self._weight.value,
+                patience_s=self._slo.window_s if self._engine.rollouts_give_way else 0.0,
+            )
         return beside_users(self._total, self._harvest.user_reserve, held, guarded=guarded)

@@ -40,8 +40,10 @@ class StepLog:
         """Since the start, those that only read a part of a prompt too."""
         self.kv_usage = 0.0
         """Share of the KV cache in use."""
+        self.rollouts_starting: Callable[[], int] = lambda: 0
+        """Those without a token, who may wait for a step with room for them."""
         self.waiting_steps = 0
-        """Steps in a row, up to the newest, after which a request waited to be begun."""
+        """Steps in a row, up to the newest, after which more requests than those waited to be begun."""
         self._gaps: deque[_Gap] = deque(maxlen=_STEPS)
         self._untaken = Steps()
         self.ended = Ended()
@@ -54,7 +56,7 @@ class StepLog:
             self.kv_usage = float(scheduler_stats.kv_cache_usage)
             # vLLM counts those apart whose grammar, say, was not ready when they came, for as long as they wait
             waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
-            self.waiting_steps = self.waiting_steps + 1 if waiting else 0
+            self.waiting_steps = self.waiting_steps + 1 if waiting > self.rollouts_starting() else 0
         if iteration_stats is None:
             return
         for finished in iteration_stats.finished_requests:

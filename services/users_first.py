@@ -1,8 +1,12 @@
-"""vLLM's scheduler, which leaves rollouts out of the steps that compute users' prompts; for the engine's process.
+"""vLLM's scheduler, which leaves rollouts out of the steps that compute users' prompts, and out of the others those who
+are too many beside the users of the moment; for the engine's process.
 
-Without that a user who finds an engine full of rollouts shares the step of the first token with all of them.
+Without that a user who finds an engine full of rollouts shares the step of the first token with all of them, and users
+who come at once share all steps with them until the guard has looked.
 """
 
+import os
+import sys
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -14,6 +18,7 @@ from vllm.v1.request import Request
 from services.first_token_turns import STEPS, FirstTokenTurns
 from services.patient_reads import read_patiently
 from services.priorities import ROLLOUT, USER
+from services.step_room import found_room
 
 
 class _UsersFirst(Scheduler):  # type: ignore[misc]
@@ -22,19 +27,30 @@ class _UsersFirst(Scheduler):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._turns = FirstTokenTurns(most=int(self.vllm_config.additional_config[STEPS]))
-        self._alone = False
+        self._room = found_room(os.environ)
+        self._free = 0
+        """Rollouts that the step has room for beyond those that run."""
+        self._idled = False
+        """The last step had nobody: users who wait for what rollouts hold are not helped by rollouts that wait."""
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         awaited = self._awaited()
-        self._alone = self._turns.next(awaited=bool(awaited))
-        if self._alone:
-            for request in filter(_gives_way, self.running):
-                # counted up before it is compared; later where a pipeline has not its token yet
-                request.next_decode_eligible_step = max(request.next_decode_eligible_step, self.current_step + 2)
+        alone = self._turns.next(awaited=bool(awaited))
+        rollouts = [request for request in self.running if _gives_way(request)]
+        room = 0 if alone else None if self._idled else self._room.rollouts(self._users(awaited))
+        for request in rollouts[room:] if room is not None else ():  # the oldest go first, and end
+            # counted up before it is compared; later where a pipeline has not its token yet
+            request.next_decode_eligible_step = max(request.next_decode_eligible_step, self.current_step + 2)
+        self._free = sys.maxsize if room is None else room - len(rollouts)
         output = super().schedule(*args, **kwargs)
-        if self._alone and not awaited & output.num_scheduled_tokens.keys():
+        self._idled = not output.num_scheduled_tokens
+        if alone and not awaited & output.num_scheduled_tokens.keys():
             self._turns.in_vain()
         return output
+
+    def _users(self, awaited: set[str]) -> int:
+        """In the step, were it theirs."""
+        return len(awaited | {request.request_id for request in self.running if _comes_first(request)})
 
     def _awaited(self) -> set[str]:
         """Requests that come first and have not all of their prompt computed: those in the engine, and the next one if
@@ -46,7 +62,12 @@ class _UsersFirst(Scheduler):  # type: ignore[misc]
         return awaited
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
-        return not (self._alone and _gives_way(request)) and super()._handle_blocked_waiting_request(request)
+        if not _gives_way(request):
+            return bool(super()._handle_blocked_waiting_request(request))
+        if self._free <= 0 or not super()._handle_blocked_waiting_request(request):
+            return False
+        self._free -= 1
+        return True
 
 
 class _AsyncUsersFirst(_UsersFirst, AsyncScheduler):  # type: ignore[misc]

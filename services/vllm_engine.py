@@ -22,6 +22,7 @@ from services.cache_salt import salted
 from services.engine_output import GenerationError, part, partial
 from services.priorities import CANARY, ROLLOUT, ROLLOUT_BESIDE
 from services.step_log import StepLog
+from services.step_room import StepRoom
 from services.user_window import RequestTimes
 
 _log = structlog.get_logger(__name__)
@@ -42,9 +43,10 @@ _LOOK_S = 0.005
 class VllmEngine:
     """Wraps one `AsyncLLM`; every method belongs to the event loop that the engine was started on."""
 
-    def __init__(self, client: AsyncLLM) -> None:
-        """`client` must keep statistics (`disable_log_stats` is false)."""
+    def __init__(self, client: AsyncLLM, room: StepRoom) -> None:
+        """`client` must keep statistics (`disable_log_stats` is false), and was started with `room` to be found."""
         self._client = client
+        self.step_room = room
         self._loads = 0
         self._prepared: Path | None = None
         self.rollouts_give_way = True

@@ -22,6 +22,7 @@ from services.lending_config import LendingConfig
 from services.push_config import PushConfig
 from services.replica import Replica
 from services.reward_pool import RewardPool
+from services.step_room import VARIABLE, SharedStepRoom
 from services.swap import WeightSwap
 from services.vllm_engine import VllmEngine
 from tests.fake_trainer import AdapterTrainer, FakeTrainer
@@ -106,10 +107,11 @@ async def started(model: Path, tmp: Path, sharing: SharingConfig, settings: Engi
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        patch.setenv(VARIABLE, (room := SharedStepRoom()).place)
         client = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(model), **arguments))
         try:
             with EmbeddedRedis(Path(directory)) as redis:
-                yield Rig(VllmEngine(client), model, RedisConfig(url=redis.url), tmp, sharing, settings)
+                yield Rig(VllmEngine(client, room), model, RedisConfig(url=redis.url), tmp, sharing, settings)
         finally:
             client.shutdown()
 

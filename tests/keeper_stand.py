@@ -9,6 +9,7 @@ from services.seat_keeper import SeatKeeper
 from services.seats import Ticket
 from services.slo import SloConfig
 from services.step_log import StepLog
+from services.step_room import StepRoom
 from services.user_window import RequestTimes
 
 TOTAL, RESERVE = 16, 2
@@ -24,6 +25,7 @@ class Engine:
     arriving: bool = False
     """New weights for it."""
     step_log: StepLog = field(default_factory=StepLog)
+    step_room: StepRoom = field(default_factory=StepRoom)
     rollouts_give_way: bool = False
     requests: dict[str, RequestTimes] = field(default_factory=dict)
 

@@ -21,6 +21,7 @@ from services.seat_keeper import SeatKeeper
 from services.slo import SloConfig
 from services.staging import Staging
 from services.step_log import StepLog
+from services.step_room import StepRoom
 from services.swap import WeightSwap
 from services.user_window import RequestTimes
 
@@ -43,6 +44,7 @@ class Engine:
     stuck: asyncio.Event | None = None
     """Loads wait for it."""
     step_log: StepLog = field(default_factory=StepLog)
+    step_room: StepRoom = field(default_factory=StepRoom)
     rollouts_give_way: bool = False
 
     def users(self) -> Mapping[str, RequestTimes]:

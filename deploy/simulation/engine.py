@@ -8,6 +8,7 @@ from statistics import NormalDist
 
 from deploy.simulation.engine_model import EngineModel
 from services.first_token_turns import FirstTokenTurns
+from services.step_room import StepRoom
 
 _NORMAL = NormalDist()
 _STRATA, _LEAST = 16, 1e-6
@@ -32,8 +33,8 @@ class _Step:
     began_at: float
     prefill: dict[Sequence, int]
     """Tokens of prompts that it computes."""
-    alone: bool
-    """Without rollouts."""
+    aside: set[Sequence]
+    """Rollouts that sit it out."""
 
 
 class Engine:
@@ -46,17 +47,20 @@ class Engine:
         most_tokens: int,
         most_of_one: int = 0,
         first_token_steps: int = 0,
+        room: StepRoom | None = None,
         adapters: bool = False,
         seed: int,
     ) -> None:
         """`most_tokens` of one step; `most_of_one` prompt tokens of a sequence in it, 0 for no bound, as vLLM's
         `long_prefill_token_threshold`; `first_token_steps` in a row without rollouts while users' prompts are
-        computed; with `adapters` rollouts are on one."""
+        computed; `room` for rollouts beside users in any other, None for all of them; with `adapters` rollouts are on
+        one."""
         self._model = model
         self._beside_adapters = model.adapter_slowness if adapters else 1.0
         self._most_tokens = most_tokens
         self._most_of_one = most_of_one
         self._turns = FirstTokenTurns(most=first_token_steps)
+        self._room = room
         self._source = random.Random(seed)
         self._drifted, self._drifts_at = 1.0, 0.0
         self._strata: list[int] = []
@@ -73,14 +77,12 @@ class Engine:
         """Start a step with what is running, which takes `slowness` times as long; nothing without work."""
         if not self.running:
             return
-        users, rollouts, of_users, of_rollouts = self._sorted()
-        alone = self._turns.next(awaited=bool(of_users))
-        if alone:
-            rollouts, of_rollouts = 0, []
+        aside = self._aside()
+        users, rollouts, of_users, of_rollouts = self._sorted(aside)
         prefill = self._prefill([*of_users, *of_rollouts], users + rollouts)
         slowness *= self._beside_adapters if rollouts or of_rollouts else 1.0
         seconds = self._model.step_s(rollouts, users, prefill=sum(prefill.values())) * self._drift(now) * slowness
-        self._step = _Step(now + seconds, now, prefill, alone)
+        self._step = _Step(now + seconds, now, prefill, aside)
 
     def end(self) -> tuple[Collection[Sequence], float]:
         """End the step: every sequence that got a token, and the step's seconds; none where no step ran."""
@@ -89,7 +91,7 @@ class Engine:
             return (), 0.0
         found = []
         for sequence in self.running:
-            if step.alone and not sequence.user:
+            if sequence in step.aside:
                 continue
             if sequence.fresh:
                 sequence.fresh -= min(sequence.fresh, step.prefill.get(sequence, 0))
@@ -101,11 +103,22 @@ class Engine:
         self.generated += len(found)
         return found, step.ends_at - step.began_at
 
-    def _sorted(self) -> tuple[int, int, list[Sequence], list[Sequence]]:
+    def _aside(self) -> set[Sequence]:
+        """Rollouts that the next step is without; the oldest come first."""
+        users = [sequence for sequence in self.running if sequence.user]
+        rollouts = [sequence for sequence in self.running if not sequence.user]
+        if self._turns.next(awaited=any(sequence.fresh for sequence in users)):
+            return set(rollouts)
+        room = None if self._room is None else self._room.rollouts(len(users))
+        return set() if room is None else set(rollouts[room:])
+
+    def _sorted(self, aside: Collection[Sequence]) -> tuple[int, int, list[Sequence], list[Sequence]]:
         """How many users and rollouts have a token in a step, and whose prompts are to be computed."""
         users = rollouts = 0
         of_users, of_rollouts = list[Sequence](), list[Sequence]()
         for sequence in self.running:
+            if sequence in aside:
+                continue
             if sequence.fresh:
                 (of_users if sequence.user else of_rollouts).append(sequence)
             elif sequence.user:

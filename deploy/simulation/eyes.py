@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from services.step_log import StepLog
+from services.step_room import StepRoom
 from services.user_window import RequestTimes
 
 
@@ -12,6 +13,7 @@ class Eyes:
     """As `services.seat_keeper.Watched` says."""
 
     step_log: StepLog
+    step_room: StepRoom
     rollouts_give_way: bool
     live: Mapping[str, RequestTimes] = field(default_factory=dict)
 

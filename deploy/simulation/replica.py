@@ -20,6 +20,7 @@ from services.idle_speed import slowed_by_company
 from services.seat_keeper import FIRST_TOKENS_S, SeatKeeper
 from services.seats import Ticket
 from services.step_log import StepLog
+from services.step_room import StepRoom
 from services.user_window import RequestTimes
 
 BLOCK = 16
@@ -95,16 +96,18 @@ class Replica:
         self._answered = answered
         self._total = options.engine.max_num_seqs
         idle = model.idle_speed(self._total)
-        first_token_steps = options.engine.first_token_steps if slowed_by_company(idle, self._total) else 0
+        gives_way = slowed_by_company(idle, self._total) and options.engine.first_token_steps > 0
+        room = StepRoom()
         self.engine = Engine(
             model,
             most_tokens=model.step_tokens(options.engine.max_num_batched_tokens),
             most_of_one=options.engine.long_prefill_token_threshold or 0,
-            first_token_steps=first_token_steps,
+            first_token_steps=options.engine.first_token_steps if gives_way else 0,
+            room=room if gives_way else None,
             adapters=self._on_adapters,
             seed=seed,
         )
-        self._eyes = Eyes(StepLog(clock), rollouts_give_way=first_token_steps > 0)
+        self._eyes = Eyes(StepLog(clock), room, rollouts_give_way=gives_way)
         self._model = model
         self._still_until = 0.0
         self._pushes, self._arrives_until = 0, math.inf

@@ -79,10 +79,11 @@ async def _measure(workload: Workload, prompts: Path, reward: RewardSpec) -> dic
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from services.step_room import StepRoom
     from services.vllm_engine import VllmEngine
 
     client = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_options(workload)))
-    engine = VllmEngine(client)
+    engine = VllmEngine(client, StepRoom())
     await engine.set_version(0)
     requests = _requests(workload, prompts, reward, client.get_tokenizer())
     try:

@@ -1,6 +1,7 @@
 """A user who finds an engine full of rollouts shares no step with them until the first token is there."""
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -117,3 +118,34 @@ async def test_an_engine_tells_of_answers_that_ended_between_two_looks_and_of_no
         assert engine.times(times.request) == [times]
     assert ended[0].tpot_s is None
     assert 0 < (ended[1].tpot_s or 0) < took / 8
+
+
+async def test_rollouts_beyond_the_room_of_a_step_sit_it_out_beside_users_and_lose_nothing_by_it(rig: Rig) -> None:
+    running = await rollouts(rig, SEATS - 1, 100)
+    rig.engine.step_room.set(limit=4.0, weight=2.0)
+    try:
+        with watched(rig) as steps:
+            await user(rig, 800, tokens=30)
+    finally:
+        rig.engine.step_room.set(limit=math.inf, weight=1.0)
+    parts = [await task for task in running]
+    answers = [answers for prompts, answers in steps.seen if not prompts]
+    assert answers.count(3) > 20, "the user and two rollouts"
+    assert max(answers) <= SEATS
+    for i, part in enumerate(parts):
+        assert part is not None
+        assert len(part.token_ids) == 100 or part.finished
+        expected = independent_logprobs(rig.model, ((*PROMPT, i, *part.token_ids),))[0][len(PROMPT) :]
+        assert part.logprobs == pytest.approx(expected, abs=1e-3)
+
+
+async def test_users_for_whom_a_step_has_nothing_do_not_keep_rollouts_from_ending(rig: Rig) -> None:
+    """Nobody is asked for a seat here either, and the room has none for rollouts beside the one who waits."""
+    running = await rollouts(rig, SEATS, 60)
+    rig.engine.step_room.set(limit=1.0, weight=2.0)
+    try:
+        async with asyncio.timeout(120):
+            await user(rig, 998, tokens=4)
+            assert all(part is not None for part in await asyncio.gather(*running))
+    finally:
+        rig.engine.step_room.set(limit=math.inf, weight=1.0)
