@@ -32,8 +32,8 @@ _MIN_ROLLOUTS = 1
 _SAME_S = 1.5
 """Without a look that finds users outside, before the next one is another time: a pace shows within a second."""
 _CROWDED = 1.5
-"""Times the limit, beyond which samples are cut for users' pace: to be cut costs each a prefill, and users another
-step, and to end by itself costs nothing."""
+"""Times the limit, beyond which users on the mean leave rollouts no turn: as many as that hardly ever become fewer than
+the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,27 +144,19 @@ def guarded_seats(
     return min(fitting, max(int(guard.limit - weight * mean), 0 if users else _MIN_ROLLOUTS))
 
 
-def kept_seats(
-    guard: Guard, now: float, *, total: int, users: float, weight: float = 1.0, patience_s: float = 0.0
-) -> int:
-    """Seats that samples may go on holding beside so many `users`; those beyond it leave at once. Where rollouts sit
-    out the steps without room for them (`patience_s` is above 0) they keep their seats, but for where none would have
-    a turn: users are too many, or outside for as long as that; else none is kept after a breach.
+def has_turns(guard: Guard, now: float, *, users: float, weight: float = 1.0, window_s: float) -> bool:
+    """Whether rollouts that sit out the steps without room for them have one now and then, beside so many `users` on
+    the mean of late: else they leave their seats, for who waits for nothing grows stale.
 
-    >>> guard = Guard(limit=20.0, emptied_until=5.0, closed_since=1.0)
-    >>> [kept_seats(guard, 6.0, total=32, users=users, weight=2.0) for users in (0, 6, 19)]
-    [30, 18, 0]
-    >>> [kept_seats(guard, 6.0, total=32, users=users, weight=2.0, patience_s=2.0) for users in (0, 6, 19)]
-    [32, 32, 0]
-    >>> [kept_seats(guard, now, total=32, users=6, patience_s=2.0) for now in (2.9, 3.1, 6.0)]
-    [32, 0, 32]
+    >>> guard = Guard(limit=20.0, emptied_until=15.0, closed_since=1.0)
+    >>> [has_turns(guard, 16.0, users=users, weight=2.0, window_s=10.0) for users in (0, 14, 16)]
+    [True, True, False]
+    >>> [has_turns(guard, now, users=6, window_s=10.0) for now in (10.9, 11.1, 15.1)]
+    [True, False, True]
     """
-    if now < guard.emptied_until and now - guard.closed_since >= patience_s:
-        return 0
-    room = int(_CROWDED * guard.limit - weight * users)
-    if patience_s and room > 0:
-        return total
-    return max(0 if users else _MIN_ROLLOUTS, room)
+    if now < guard.emptied_until and now - guard.closed_since >= window_s:
+        return False
+    return weight * users < _CROWDED * guard.limit
 
 
 def room_of_steps(guard: Guard, now: float) -> float:
@@ -174,6 +166,15 @@ def room_of_steps(guard: Guard, now: float) -> float:
     [0.0, 20.0]
     """
     return 0.0 if now < guard.emptied_until else guard.limit
+
+
+def crowded(guard: Guard, now: float, *, users: int, weight: float) -> bool:
+    """Whether so many `users` leave no rollout any room.
+
+    >>> [crowded(Guard(limit=20.0, closed_until=5.0), 6.0, users=users, weight=2.0) for users in (9, 10)]
+    [False, True]
+    """
+    return now < guard.closed_until or guard.limit - weight * users < 1.0
 
 
 def _near(met: Met, felt: Felt, slo: SloConfig, idle: IdleSpeed, headroom: float) -> bool:

@@ -20,7 +20,16 @@ from services.lessons import first_lessons, learned, resumed_lessons
 from services.prefill_pace import prefill_pace
 from services.recent_peak import RecentPeak
 from services.seat_bounds import Bound, beside_users, tightest
-from services.seat_guard import Felt, Guard, check_attainable, guarded_seats, kept_seats, next_guard, room_of_steps
+from services.seat_guard import (
+    Felt,
+    Guard,
+    check_attainable,
+    crowded,
+    guarded_seats,
+    has_turns,
+    next_guard,
+    room_of_steps,
+)
 from services.seats import Seats, rollout_seats
 from services.slo import SloConfig, in_engine
 from services.step_log import EVIDENCE_S
@@ -130,8 +139,12 @@ class SeatKeeper:
 
     @property
     def crowded(self) -> bool:
-        """Whether the SLO leaves rollouts no seat now."""
-        return self._guards and not self.rollouts_aside and self._allowed() == 0
+        """Whether the SLO leaves rollouts nothing of the engine now."""
+        if not self._guards or self.rollouts_aside:
+            return False
+        now = self._clock()
+        users, weight = self._users_of_late(now), self._weight.value
+        return self._allowed() == 0 or crowded(self._guard, now, users=users, weight=weight)
 
     def calibrate(self, idle: IdleSpeed) -> None:
         """What the engine does with one request alone."""
@@ -405,12 +418,7 @@ class SeatKeeper:
             return [Bound(self._allowed(), CutCause.LEND)]
         held, guarded = self.users.held, None
         if self._slo.guards:
-            guarded = kept_seats(
-                self._guard,
-                self._clock(),
-                total=self._total,
-                users=self._lessons.load,
-                weight=self._weight.value,
-                patience_s=self._slo.window_s if self._engine.rollouts_give_way else 0.0,
-            )
+            users, weight, window_s = self._lessons.load, self._weight.value, self._slo.window_s
+            turns = has_turns(self._guard, self._clock(), users=users, weight=weight, window_s=window_s)
+            guarded = None if turns else 0
         return beside_users(self._total, self._harvest.user_reserve, held, guarded=guarded)

@@ -7,6 +7,7 @@ who come at once share all steps with them until the guard has looked.
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -27,6 +28,7 @@ class _UsersFirst(Scheduler):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._turns = FirstTokenTurns(most=int(self.vllm_config.additional_config[STEPS]))
+        self._alone = False
         self._room = found_room(os.environ)
         self._free = 0
         """Rollouts that the step has room for beyond those that run."""
@@ -35,18 +37,23 @@ class _UsersFirst(Scheduler):  # type: ignore[misc]
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         awaited = self._awaited()
-        alone = self._turns.next(awaited=bool(awaited))
-        rollouts = [request for request in self.running if _gives_way(request)]
-        room = 0 if alone else None if self._idled else self._room.rollouts(self._users(awaited))
-        for request in rollouts[room:] if room is not None else ():  # the oldest go first, and end
+        self._alone = self._turns.next(awaited=bool(awaited))
+        rollouts = [request for request in self.running if _is_rollout(request)]
+        room = None if self._idled else self._room.rollouts(self._users(awaited))
+        for request in self._left_out(rollouts, room):
             # counted up before it is compared; later where a pipeline has not its token yet
             request.next_decode_eligible_step = max(request.next_decode_eligible_step, self.current_step + 2)
         self._free = sys.maxsize if room is None else room - len(rollouts)
         output = super().schedule(*args, **kwargs)
         self._idled = not output.num_scheduled_tokens
-        if alone and not awaited & output.num_scheduled_tokens.keys():
+        if self._alone and not awaited & output.num_scheduled_tokens.keys():
             self._turns.in_vain()
         return output
+
+    def _left_out(self, rollouts: Sequence[Request], room: int | None) -> list[Request]:
+        """Of the step; the oldest have the room, so that they end."""
+        aside = [request for request in rollouts if self._alone and _gives_way(request)]
+        return aside if room is None else [*aside, *rollouts[room:]]
 
     def _users(self, awaited: set[str]) -> int:
         """In the step, were it theirs."""
@@ -62,9 +69,11 @@ class _UsersFirst(Scheduler):  # type: ignore[misc]
         return awaited
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
-        if not _gives_way(request):
+        if not _is_rollout(request):
             return bool(super()._handle_blocked_waiting_request(request))
-        if self._free <= 0 or not super()._handle_blocked_waiting_request(request):
+        if self._free <= 0 or (self._alone and _gives_way(request)):
+            return False
+        if not super()._handle_blocked_waiting_request(request):
             return False
         self._free -= 1
         return True
@@ -79,6 +88,10 @@ def users_first(*, vllm_config: VllmConfig, **arguments: Any) -> Scheduler:
     read_patiently()
     kind = _AsyncUsersFirst if vllm_config.scheduler_config.async_scheduling else _UsersFirst
     return kind(vllm_config=vllm_config, **arguments)
+
+
+def _is_rollout(request: Request) -> bool:
+    return bool(request.priority >= ROLLOUT)
 
 
 def _gives_way(request: Request) -> bool:

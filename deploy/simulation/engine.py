@@ -47,14 +47,13 @@ class Engine:
         most_tokens: int,
         most_of_one: int = 0,
         first_token_steps: int = 0,
-        room: StepRoom | None = None,
+        room: StepRoom,
         adapters: bool = False,
         seed: int,
     ) -> None:
         """`most_tokens` of one step; `most_of_one` prompt tokens of a sequence in it, 0 for no bound, as vLLM's
         `long_prefill_token_threshold`; `first_token_steps` in a row without rollouts while users' prompts are
-        computed; `room` for rollouts beside users in any other, None for all of them; with `adapters` rollouts are on
-        one."""
+        computed; `room` is that of any other for rollouts beside users; with `adapters` they are on one."""
         self._model = model
         self._beside_adapters = model.adapter_slowness if adapters else 1.0
         self._most_tokens = most_tokens
@@ -109,7 +108,7 @@ class Engine:
         rollouts = [sequence for sequence in self.running if not sequence.user]
         if self._turns.next(awaited=any(sequence.fresh for sequence in users)):
             return set(rollouts)
-        room = None if self._room is None else self._room.rollouts(len(users))
+        room = self._room.rollouts(len(users))
         return set() if room is None else set(rollouts[room:])
 
     def _sorted(self, aside: Collection[Sequence]) -> tuple[int, int, list[Sequence], list[Sequence]]:

@@ -103,7 +103,7 @@ class Replica:
             most_tokens=model.step_tokens(options.engine.max_num_batched_tokens),
             most_of_one=options.engine.long_prefill_token_threshold or 0,
             first_token_steps=options.engine.first_token_steps if gives_way else 0,
-            room=room if gives_way else None,
+            room=room,
             adapters=self._on_adapters,
             seed=seed,
         )
