@@ -2,6 +2,8 @@
 
 import math
 
+from services.step_log import StepLog
+
 KV_EDGE = 0.9
 """Share of the cache in use beyond which the next tokens, or a short prompt, may not fit."""
 _EDGES = ((3.0, 0.0), (1.0, 0.5), (0.1, KV_EDGE))
@@ -9,6 +11,8 @@ _EDGES = ((3.0, 0.0), (1.0, 0.5), (0.1, KV_EDGE))
 long one may need the whole cache."""
 _SHARE = 0.25
 """Of their seats that rollouts give up at each look."""
+_STEPS_TO_SEE = 2
+"""Of the engine, before it shows whether a request is begun: one may have run when it came, or when room was made."""
 
 
 def next_room(room: int, *, held: int, total: int, kv_usage: float, waited_s: float) -> int:
@@ -28,3 +32,25 @@ def next_room(room: int, *, held: int, total: int, kv_usage: float, waited_s: fl
     if kv_usage > edge:
         return held - math.ceil(_SHARE * held)
     return room if kv_usage > KV_EDGE else min(total, room + 1)
+
+
+class CacheRoom:
+    """Of one engine, look by look."""
+
+    def __init__(self, total: int) -> None:
+        """Of so many seats."""
+        self._total = total
+        self._made_at = -_STEPS_TO_SEE
+        """The step after which rollouts last left seats for it."""
+        self.seats = total
+        """Most that rollouts may hold."""
+
+    def look(self, log: StepLog, *, held: int, waited_s: float) -> bool:
+        """Whether `seats` changed; rollouts hold so many, and a user is without a first token for so long at most."""
+        known = min(log.waiting_steps, log.steps - self._made_at) >= _STEPS_TO_SEE
+        waited_s = waited_s if known else 0.0
+        before, kv_usage = self.seats, log.kv_usage
+        self.seats = next_room(before, held=held, total=self._total, kv_usage=kv_usage, waited_s=waited_s)
+        if self.seats < before:
+            self._made_at = log.steps
+        return self.seats != before

@@ -1,4 +1,4 @@
-"""How near to their SLO users may come before rollouts get fewer seats, and how many those may have at the most: both
+"""How near to their SLO users may come before the guard's limit sinks, and how high that may be at the most: both
 learned from users who shared the engine.
 
     a user ended outside:  a step down; after three in one moment nobody counts until it is over
@@ -7,10 +7,10 @@ learned from users who shared the engine.
     all are far inside:    the ceiling grows with time
     nobody ends for long:  back to where learning began, if it is below that
 
-The share is of what users alone leave of a target, and says how slow all of them may be. The ceiling, of the engine's
-seats, says how many rollouts a crowd may find that comes at once. Both by the load: how far single users lie from the
-mean, and what crowds come, depends on how many there are. What happens every other minute is not in what users felt in
-the last seconds, by which a limit that was too high grows back.
+The share is of what users alone leave of a target, and says how slow all of them may be. The ceiling, of a limit that
+would leave rollouts a turn with users in all seats, says how much may be in a step that a user comes into. Both by the
+load: how far single users lie from the mean, and what crowds come, depends on how many there are. What happens every
+other minute is not in what users felt in the last seconds, by which a limit that was too high grows back.
 
 Who ended outside counts for as much as rollouts are to blame (`services/added.py`): users who come at once wait for
 each other, and to keep rollouts out for it would help none of them.
@@ -44,21 +44,21 @@ _LONG_RUN, _LONG_RUN_STEPS = 5.0, 10.0
 machine there may be ten thousand to make up for, and by then it is over. Where misses balance it is seven runs of a
 thousand that last so long, and users miss 9 exp(-5) more often for it, 6 %."""
 _CEILING_STEP = 0.07
-"""Of the logarithm, the same. By one seat in seven more twice as many users miss: larger steps would have the ceiling
-swing between seats that are far too many and far too few, on average a fifth below those that may be."""
+"""Of the logarithm, the same. By a seventh more rollouts twice as many users miss: larger steps would have the ceiling
+swing between far too much and far too little, on average a fifth below what may be."""
 _PROVEN = 0.25
-"""Of the way (of the logarithm) from the ceiling down to the seats that rollouts held, for one user who missed beside
-them: so many may have been too many already, or the miss was an accident."""
+"""Of the way (of the logarithm) from the ceiling down to what was reached of it, for one user who missed beside that:
+so much may have been too much already, or the miss was an accident."""
 _LEAST_CEILING = 0.1
-"""Users who miss alone must not keep rollouts out for good: with a few seats they can be seen to do no harm."""
+"""Users who miss alone must not keep rollouts out for good: a few can be seen to do no harm."""
 _NEAR, _CALM_S, _GROW_S = 0.8, 30.0, 75.0
 """Where for so long nobody came nearer to a target than that share of it, the ceiling is lower than it has to be, and
 grows by a factor of e in the last: by time and not by users, of whom a quiet engine would need an hour's to make up for
 one that missed."""
-_ALL_SEATS = flat(1.0)
+_HIGHEST = flat(1.0)
 _FIRST_CEILING = flat(0.3, alone=1.0)
-"""Beside users of whom nothing is known: a crowd that comes before anything is learned finds rollouts in no more seats
-than that. Beside users who are far inside it is all seats after two minutes."""
+"""Beside users of whom nothing is known: those who come before anything is learned find no more than that. Beside users
+who are far inside it is all after two minutes."""
 _SILENT_S = 30.0
 """Without a user who teaches, before what was learned is forgotten."""
 _FORGET_S = 300.0
@@ -79,8 +79,8 @@ class Headroom:
     run: float = 0.0
     """Users who ended inside since the newest miss."""
     taught_at: float = -math.inf
-    ceiling: ByLoad = _ALL_SEATS
-    """Share of the engine's seats that rollouts may have, by the users in the engine."""
+    ceiling: ByLoad = _HIGHEST
+    """Share of the highest limit that the guard's may be, by the users in the engine."""
     near_at: float = -math.inf
     """When somebody last ended near a target, or outside."""
 
@@ -119,7 +119,8 @@ def next_headroom(
 ) -> Headroom:
     """After `dt` seconds more, at `now`, and these users; `load` were in the engine on average of late, before a crowd
     among them came. Rollouts last held a seat at `beside_at`, and `added` says what they added to what a user felt.
-    They held the share `reached` of the seats at their most of late: what users felt may have cost them seats since.
+    The engine worked on the share `reached` of the highest limit at its most of late: what users felt may have cost
+    rollouts their room since.
 
     >>> slo, before = SloConfig(ttft_s=1.0, most_headroom=0.9, miss_share=0.01), Headroom(flat(0.7))
     >>> def after(before, ended, now=4.0, beside_at=3.0, by=Added(0.6, 0.0)):
@@ -177,10 +178,10 @@ def _counted(
 
 
 def _met_ceiling(ceiling: ByLoad, allowed: float, misses: float, *, load: float, reached: float) -> ByLoad:
-    """After `misses` users missed, at that load, of those of whom `allowed` may, beside rollouts in the share `reached`
-    of the seats."""
+    """After `misses` users missed, at that load, of those of whom `allowed` may, where the share `reached` of the
+    highest limit was worked on."""
     learned = ceiling.at(load)
-    # a ceiling that rollouts were far from does not hold them back where they were too many
+    # a ceiling that is far above what was too much does not hold that back
     nearer = math.log(max(_LEAST_CEILING, min(learned, reached)) / learned)
     proven = 1.0 - (1.0 - _PROVEN) ** misses
     factor = math.exp(proven * nearer + _CEILING_STEP * (allowed - misses))

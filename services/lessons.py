@@ -43,7 +43,7 @@ class Lessons:
 
     @property
     def ceiling(self) -> float:
-        """Share of the engine's seats that rollouts may have, the same."""
+        """Share of the highest limit that the guard's may be, the same."""
         here, other = self.headroom.ceiling.at(self.load), self.other.ceiling.at(self.load)
         return min(here, other) if self.arriving else here
 

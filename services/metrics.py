@@ -194,7 +194,9 @@ class SnapshotCollector(Collector):
             labels=["replica"],
         )
         breaches = GaugeMetricFamily(
-            "nightshift_slo_breaches", "Times rollouts lost every seat, since its start.", labels=["replica"]
+            "nightshift_slo_breaches",
+            "Times rollouts lost every step to users outside the SLO, since its start.",
+            labels=["replica"],
         )
         version = GaugeMetricFamily("nightshift_replica_version", "Verified version.", labels=["replica", "state"])
         rollouts = [

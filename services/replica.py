@@ -363,7 +363,7 @@ class Replica:
             window_s=self._config.autoscaling.rate_window_s,
             others=self._beside_users,
             clock=time.perf_counter,
-            prompt=lambda: self.keeper.user_prompt,
+            prompt=lambda: self.keeper.account.weight.prompt,
         )
 
     def _beside_users(self) -> tuple[int, float] | None:

@@ -3,19 +3,22 @@
     inside the SLO:       limit += increase_per_s * seats * dt, where the limit is what holds rollouts back, and where
                           nobody was near an edge within the window
     near its edge:        limit *= ease
-    outside, a breach:    limit *= decrease, once, and no rollout until hold_s after the last look that found it
-    outside by itself:    nobody is let in until then, and nobody loses a seat, unless that lasts as long as the window
+    outside, a breach:    limit *= decrease, once, and steps are users' alone until hold_s after the last look that
+                          found it
+    outside by itself:    nobody is let in until then, and nobody sits steps out, unless that lasts as long as the window
 
 The edge is a share of what users alone leave of a target. What they would feel alone is what they felt without what
 rollouts took of the engine's time (`services/time_taken.py`): users of a busy engine are near their targets whoever is
 beside them, and to keep rollouts out for it would help none of them.
 
-Rollouts get what users leave of the limit, where each counts as the rollouts whose time it takes (`user_weight`), so
-that an engine step takes as long with many users as with few. New ones get only what users left of it at their most in
-the time that one of them stays: a seat that one leaves is the next one's, and a sample that is let in between, or cut
-and let in again, costs users its prefill for a handful of tokens. Of all seats rollouts get the share `ceiling` at the
-most, however high the limit is: what a crowd that comes at once may find. Additive increase, multiplicative decrease:
-Chiu and Jain, "Analysis of the increase and decrease algorithms for congestion avoidance in computer networks", 1989.
+In each step rollouts have what users leave of the limit, where each counts as the rollouts whose time it takes
+(`user_weight`), so that a step takes as long with many users as with few; the others sit it out
+(`services/step_room.py`). Seats are given by the users on the mean of late, for users come and go, and who has one
+keeps it: a sample that is cut and let in again costs users its prefill for a handful of tokens. The limit has a
+ceiling, which is learned from users too.
+
+Additive increase, multiplicative decrease: Chiu and Jain, "Analysis of the increase and decrease algorithms for
+congestion avoidance in computer networks", 1989.
 """
 
 from dataclasses import dataclass, replace
@@ -159,10 +162,10 @@ def has_turns(guard: Guard, now: float, *, users: float, weight: float = 1.0, wi
     return weight * users < _CROWDED * guard.limit
 
 
-def room_of_steps(guard: Guard, now: float) -> float:
+def step_limit(guard: Guard, now: float) -> float:
     """Rollouts, and users by their weight, that a step may have beside users: after a breach users alone.
 
-    >>> [room_of_steps(Guard(limit=20.0, emptied_until=5.0), now) for now in (4.9, 5.0)]
+    >>> [step_limit(Guard(limit=20.0, emptied_until=5.0), now) for now in (4.9, 5.0)]
     [0.0, 20.0]
     """
     return 0.0 if now < guard.emptied_until else guard.limit

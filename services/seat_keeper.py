@@ -10,7 +10,7 @@ from functools import cache
 
 from rollout.board import CutCause, ReplicaRole
 from services.added import Added
-from services.cache_room import next_room
+from services.cache_room import CacheRoom
 from services.config import HarvestConfig
 from services.guard_phases import Phases, entered, restarted
 from services.headroom import Headroom, next_headroom
@@ -20,22 +20,12 @@ from services.lessons import first_lessons, learned, resumed_lessons
 from services.prefill_pace import prefill_pace
 from services.recent_peak import RecentPeak
 from services.seat_bounds import Bound, beside_users, tightest
-from services.seat_guard import (
-    Felt,
-    Guard,
-    check_attainable,
-    crowded,
-    guarded_seats,
-    has_turns,
-    next_guard,
-    room_of_steps,
-)
+from services.seat_guard import Felt, Guard, check_attainable, crowded, guarded_seats, has_turns, next_guard, step_limit
 from services.seats import Seats, rollout_seats
 from services.slo import SloConfig, in_engine
+from services.step_account import Present, StepAccount
 from services.step_log import EVIDENCE_S
-from services.time_taken import TimeTaken
 from services.user_seats import UserSeats
-from services.user_weight import UserWeight
 from services.user_window import RequestTimes, UserWindow
 from services.watched import Watched
 from services.way import WayHeard
@@ -46,8 +36,6 @@ _ASIDE_S = 5.0
 FIRST_TOKENS_S = 1.0
 """After new weights, for users who waited for them. One with a longer prompt shares its steps with rollouts again."""
 _LOOK_S = 0.005
-_STEPS_TO_SEE = 2
-"""Of the engine, before it shows whether a request is begun: one may have run when it came, or when room was made."""
 
 
 class SeatKeeper:
@@ -79,23 +67,21 @@ class SeatKeeper:
         self._clock = clock
         self.idle = IdleSpeed(0.0, 0.0, 1.0)
         """What the engine does with one request alone, once that is known."""
-        self._weight = UserWeight(self.idle, total)
+        self.account = StepAccount(self.idle, total, clock())
         self._window = UserWindow(slo.window_s)
         self._users, self._worked_on = RecentPeak(slo.window_s), RecentPeak(slo.window_s)
-        self._taken = TimeTaken(clock())
         self._beside_at = -math.inf
         self._lessons, self._learned_under = first_lessons(slo, clock()), slo
         self._unguarded_at = clock()
         """When an SLO was last given up."""
         self._phases = Phases(Guard(limit=harvest.user_reserve + 1.0))
-        self._room, self._made_room_at = total, -_STEPS_TO_SEE
+        self._cache = CacheRoom(total)
         self._spared = 0
         self._looked_at = clock()
-        self._present, self._begun = (0, 0), 0
         self._role: ReplicaRole | None = None
         self._asides: list[CutCause] = []
         self.breaches = 0
-        """Times that rollouts lost every seat."""
+        """Times that rollouts lost every step."""
         self.way = WayHeard(clock)
         """Of users' first tokens beside the engine: what is left of the target is the engine's."""
         self.users = UserSeats(self.resize)
@@ -128,11 +114,6 @@ class SeatKeeper:
         return in_engine(self._slo, self.way.seconds)
 
     @property
-    def user_prompt(self) -> float:
-        """Tokens of users' prompts that were computed, on average."""
-        return self._weight.prompt
-
-    @property
     def rollouts_aside(self) -> bool:
         """Whether they left all seats for new weights, or a measurement, and get them back."""
         return bool(self._asides)
@@ -143,12 +124,13 @@ class SeatKeeper:
         if not self._guards or self.rollouts_aside:
             return False
         now = self._clock()
-        users, weight = self._users_of_late(now), self._weight.value
+        users, weight = self._users_of_late(now), self.account.weight.value
         return self._allowed() == 0 or crowded(self._guard, now, users=users, weight=weight)
 
     def calibrate(self, idle: IdleSpeed) -> None:
         """What the engine does with one request alone."""
-        self.idle, self._weight = idle, UserWeight(idle, self._total)
+        self.idle = idle
+        self.account.calibrate(idle)
         self.resize()
 
     def allow(self, role: ReplicaRole) -> None:
@@ -233,8 +215,8 @@ class SeatKeeper:
         enforced = [*self._users_bounds(), *others] if preempts else others if self._spared else []
         most = tightest(enforced)
         self.seats.pace = self._pace()
-        room = room_of_steps(self._guard, self._clock()) if self._guards else math.inf
-        self._engine.step_room.set(room, self._weight.value)
+        room = step_limit(self._guard, self._clock()) if self._guards else math.inf
+        self._engine.step_room.set(room, self.account.weight.value)
         capacity = min(self._allowed(), *(bound.seats for bound in others))
         if most is None:
             self.seats.resize(capacity)
@@ -253,44 +235,31 @@ class SeatKeeper:
         self._looked_at = now
         ended = self._engine.step_log.ended.take()
         self._window.look(now, self._engine.users(), ended=ended, still=self._still_until())
-        self._weight.learn(self._window.left)
+        self.account.weight.learn(self._window.left)
         self._mind_steps(now, before)
         self._mind_cache(now)
         if self._guards:
             self._steer(now, now - before)
 
     def _mind_steps(self, now: float, before: float) -> None:
-        """What sequences add to those since the look `before`, and how much of their time rollouts took."""
-        steps, begun = self._engine.step_log.take(), self.seats.begun
+        """Those since the look `before`."""
+        seats = self.seats
         # users beyond the free seats wait in the engine, and are in no step
-        met = (min(self.users.held, self._total - self.seats.held), self.seats.held)
-        earlier, self._present = self._present, met
-        users, rollouts = (sum(pair) / 2 for pair in zip(earlier, self._present, strict=True))
-        # those of a push are longer, whatever is in them
-        if steps.count and self._still_until() < before and not self._arriving():
-            self._weight.met(steps, users, min(rollouts, steps.sequences_beside(self._window.tokens) / steps.count))
-        self._taken.prompts((begun - self._begun) * self.idle.prefill_token_s)
-        self._begun = begun
-        if rollouts:
-            came = min((user.arrived for user in self._engine.users().values()), default=now)
-            rollout_s = self._weight.rollout_s
-            self._taken.book(now, steps, users_tokens=self._window.tokens, rollout_s=rollout_s, came=came)
-        else:
-            self._taken.rest(now, _TICK_S)
-        if not self.seats.starting:
-            self._taken.read()
+        users = min(self.users.held, self._total - seats.held)
+        self.account.look(
+            now,
+            self._engine.step_log.take(),
+            Present(users, seats.held, seats.starting, seats.begun),
+            users_tokens=self._window.tokens,
+            came=min((user.arrived for user in self._engine.users().values()), default=now),
+            usual=self._still_until() < before and not self._arriving(),
+        )
 
     def _mind_cache(self, now: float) -> None:
         """Where users wait for blocks of it, with an SLO or without."""
         still = self._still_until()  # nobody's tokens came before, whoever held the cache
-        waits = [now - max(user.arrived, still) for user in self._engine.users().values() if user.first is None]
-        log, room = self._engine.step_log, self._room
-        known = min(log.waiting_steps, log.steps - self._made_room_at) >= _STEPS_TO_SEE
-        waited_s = max(waits, default=0.0) if known else 0.0
-        self._room = next_room(room, held=self.seats.held, total=self._total, kv_usage=log.kv_usage, waited_s=waited_s)
-        if self._room < room:
-            self._made_room_at = log.steps
-        if self._room != room:
+        waits = (now - max(user.arrived, still) for user in self._engine.users().values() if user.first is None)
+        if self._cache.look(self._engine.step_log, held=self.seats.held, waited_s=max(waits, default=0.0)):
             self.resize()
 
     def _steer(self, now: float, dt: float) -> None:
@@ -345,12 +314,12 @@ class SeatKeeper:
         """By rollouts, to what this user felt."""
         first = times.arrived if times.first is None else times.first
         last = first if times.last is None else times.last
-        passed_on = self._window.queued.passed_on(times.arrived, first, self._taken.between)
-        return Added(passed_on, self._taken.between(first, last) / max(1, times.tokens - 1))
+        passed_on = self._window.queued.passed_on(times.arrived, first, self.account.taken.between)
+        return Added(passed_on, self.account.taken.between(first, last) / max(1, times.tokens - 1))
 
     def _felt(self, now: float, still: float) -> Felt:
         since, log = max(self._guard.since, still), self._engine.step_log
-        phase, taken = max(self._phases.since, still), cache(self._taken.between)  # both ask for the same users
+        phase, taken = max(self._phases.since, still), cache(self.account.taken.between)  # both ask for the same users
         return Felt(
             now=self._window.met(now, since, still=still, taken=taken),
             lately=self._window.met_lately(now, phase, taken=taken),
@@ -359,23 +328,23 @@ class SeatKeeper:
             kv_usage=log.kv_usage,
             sequences=self._sequences,
             beside=self._beside_at > since,
-            taken=self._taken.between(now - EVIDENCE_S, now) / EVIDENCE_S,
+            taken=self.account.taken.between(now - EVIDENCE_S, now) / EVIDENCE_S,
             met_steps=1 if self._engine.rollouts_give_way else 2,
         )
 
     def _users_of_late(self, now: float) -> int:
         """At their most in the time that one of them stays: a seat that is left is taken by another within it."""
-        return self._users.most(now, min(self._weight.stay_s, self._slo.window_s))
+        return self._users.most(now, min(self.account.weight.stay_s, self._slo.window_s))
 
     @property
     def _sequences(self) -> float:
         """That the engine works on, of which users count by their weight."""
-        return self._weight.value * self._lessons.load + self.seats.held
+        return self.account.weight.value * self._lessons.load + self.seats.held
 
     @property
     def _most(self) -> float:
         """Of them, if users had all seats."""
-        return self._total * self._weight.value
+        return self._total * self.account.weight.value
 
     def _pace(self) -> int:
         most = self._harvest.prefill_tokens
@@ -399,13 +368,16 @@ class SeatKeeper:
             reserve=reserve,
             users=self._users_of_late(now),
             mean=self._lessons.load,
-            weight=self._weight.value,
+            weight=self.account.weight.value,
         )
 
     def _bounds(self) -> list[Bound]:
         """Whatever users do."""
         most = self._harvest.max_seats
-        bounds = [Bound(self._total if most is None else most, CutCause.SETTINGS), Bound(self._room, CutCause.CACHE)]
+        bounds = [
+            Bound(self._total if most is None else most, CutCause.SETTINGS),
+            Bound(self._cache.seats, CutCause.CACHE),
+        ]
         if self._spared:
             bounds.append(Bound(max(0, self._total - self.users.held - 1), CutCause.PUSH))
         return bounds
@@ -418,7 +390,7 @@ class SeatKeeper:
             return [Bound(self._allowed(), CutCause.LEND)]
         held, guarded = self.users.held, None
         if self._slo.guards:
-            users, weight, window_s = self._lessons.load, self._weight.value, self._slo.window_s
+            users, weight, window_s = self._lessons.load, self.account.weight.value, self._slo.window_s
             turns = has_turns(self._guard, self._clock(), users=users, weight=weight, window_s=window_s)
             guarded = None if turns else 0
         return beside_users(self._total, self._harvest.user_reserve, held, guarded=guarded)

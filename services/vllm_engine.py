@@ -32,12 +32,11 @@ _OWN = "nightshift-"
 USER_ADAPTER = 1
 """Number of the adapter that users are on; those of rollouts come after it."""
 
-_CUT_AGAIN_S = 0.005
+_CUT_AGAIN_S = _LOOK_S = 0.005
 _ASK_S = 0.1
 """Between two questions to the workers, each of which is heard between two of their steps."""
 _REST_SHARE = 0.1
 """Of the time in which weights are to be prepared, for rests beside users."""
-_LOOK_S = 0.005
 
 
 class VllmEngine:

@@ -64,6 +64,14 @@ def sat(keeper: SeatKeeper, count: int) -> list[Ticket]:
     return [keeper.seats.ask(prefill=1) for _ in range(count)]
 
 
+def begun(keeper: SeatKeeper, count: int) -> list[Ticket]:
+    """Sat, each with a first token."""
+    tickets = sat(keeper, count)
+    for ticket in tickets:
+        keeper.seats.started(ticket)
+    return tickets
+
+
 def work(keeper: SeatKeeper, engine: Engine, *, steps: int, seconds: float = 0.02, sequences: int = 1) -> None:
     """The engine makes so many, of so many seconds each and a token for each of so many sequences, before the next
     look."""

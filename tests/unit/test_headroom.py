@@ -191,7 +191,7 @@ def test_many_users_a_second_do_not_outvote_those_who_miss() -> None:
     assert share(headroom) == 0.2 * SLO.most_headroom
 
 
-def test_the_ceiling_falls_towards_the_seats_beside_which_users_missed_and_rises_slowly() -> None:
+def test_the_ceiling_falls_towards_what_users_missed_beside_and_rises_slowly() -> None:
     once = after(BEGIN, user(ttft_s=2.0), reached=0.64)
     assert ceiling(once) == pytest.approx(0.64**0.25 * math.exp(-0.07), rel=0.02)
     fallen = after(BEGIN, *[user(ttft_s=2.0)] * 3, reached=0.6)
@@ -222,16 +222,16 @@ def test_where_nobody_comes_near_a_target_for_long_the_ceiling_grows_with_time(e
     assert risen(0.5) == pytest.approx(0.2 * math.exp(0.07 * SLO.miss_share * users + 30 / 75))
 
 
-def test_a_crowd_that_comes_before_anything_is_learned_finds_few_rollouts_and_calm_users_soon_all() -> None:
+def test_before_anything_is_learned_users_find_few_rollouts_and_calm_ones_soon_all() -> None:
     headroom = first_headroom(SLO, 0.0)
-    assert (ceiling(headroom, 0.0), ceiling(headroom, 15.0)) == (1.0, 0.25)
+    assert (ceiling(headroom, 0.0), ceiling(headroom, 15.0)) == (1.0, 0.3)
     found = []
     for number in range(1400):
         now = LOOK_S * number
         ended = [user(came=now - 1.0)] if number % 10 == 0 else []
         headroom = after(headroom, *ended, now=now, dt=LOOK_S)
         found.append(ceiling(headroom))
-    assert found[299] < 0.27
+    assert found[299] < 0.32
     assert found[-1] == 1.0
 
 
@@ -239,12 +239,12 @@ def test_the_ceiling_is_forgotten_where_nobody_teaches_it() -> None:
     headroom = Headroom(flat(0.7), ceiling=flat(0.2))
     for number in range(6000):
         headroom = after(headroom, now=10 + LOOK_S * number, dt=LOOK_S)
-    assert ceiling(headroom) == pytest.approx(0.25 - 0.05 * math.exp(-1.9), abs=0.005)
+    assert ceiling(headroom) == pytest.approx(0.3 - 0.1 * math.exp(-1.9), abs=0.005)
     assert ceiling(headroom, 0.0) == pytest.approx(1 - 0.8 * math.exp(-1.9), abs=0.02)
     high = Headroom(flat(0.7), ceiling=flat(0.9))
     assert ceiling(after(high, now=900.0, dt=LOOK_S)) == 0.9
 
 
-def test_misses_beside_as_many_users_as_may_miss_still_lower_the_ceiling_towards_the_seats_held() -> None:
+def test_misses_beside_as_many_users_as_may_miss_still_lower_the_ceiling_towards_what_was_reached() -> None:
     slo = SLO.model_copy(update={"miss_share": 1.0})
     assert ceiling(after(BEGIN, user(ttft_s=2.0), slo=slo, reached=0.25)) == pytest.approx(0.25**0.25)

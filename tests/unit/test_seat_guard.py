@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollout.errors import ConfigError
 from services.idle_speed import IdleSpeed
-from services.seat_guard import Felt, Guard, check_attainable, cramped, guarded_seats, kept_seats, next_guard
+from services.seat_guard import Felt, Guard, check_attainable, cramped, guarded_seats, has_turns, next_guard, step_limit
 from services.slo import SloConfig
 from services.user_window import Met, Pace
 
@@ -33,7 +33,9 @@ class Plant:
 
     @property
     def rollouts(self) -> int:
-        return guarded_seats(self.guard, self.now, total=self.total, reserve=self.reserve, users=self.users)
+        return guarded_seats(
+            self.guard, self.now, total=self.total, reserve=self.reserve, users=self.users, mean=self.users
+        )
 
     def step_s(self, sequences: int) -> float:
         return self.base_s + self.slope_s * sequences
@@ -61,7 +63,7 @@ class Plant:
             )
             self.now += TICK
             self.guard = next_guard(
-                self.guard, felt, self.now, TICK, slo=slo, headroom=0.75, idle=IDLE, seats=self.total
+                self.guard, felt, self.now, TICK, slo=slo, headroom=0.75, idle=IDLE, seats=self.total, most=self.total
             )
             history.append(self.rollouts)
         return history
@@ -87,8 +89,13 @@ def slowed(ttft_s: float | None = None, tpot_s: float | None = None) -> Met:
     return Met(Pace(ttft_s, tpot_s), alone)
 
 
+def turns(guard: Guard, now: float) -> bool:
+    """Whether rollouts have some beside four users."""
+    return has_turns(guard, now, users=4, window_s=SLO.window_s)
+
+
 def after(guard: Guard, felt: Felt, now: float = 10.0, slo: SloConfig = SLO) -> Guard:
-    return next_guard(guard, felt, now, TICK, slo=slo, headroom=0.75, idle=IDLE, seats=64)
+    return next_guard(guard, felt, now, TICK, slo=slo, headroom=0.75, idle=IDLE, seats=64, most=64.0)
 
 
 @given(
@@ -103,7 +110,7 @@ def test_rollouts_never_hold_what_users_hold_or_have_reserved(
 ) -> None:
     until = 2.0 if closed else 0.0
     guard = Guard(limit=limit, closed_until=until, emptied_until=until)
-    seats = guarded_seats(guard, 1.0, total=total, reserve=reserve, users=users)
+    seats = guarded_seats(guard, 1.0, total=total, reserve=reserve, users=users, mean=users)
     assert 0 <= seats <= max(0, total - reserve)
     assert seats == 0 or seats + users <= total
     assert not closed or seats == 0
@@ -140,13 +147,14 @@ def test_an_engine_without_users_always_has_a_rollout(base: float) -> None:
 
 
 @given(st.sampled_from([(0.21, None), (None, 0.061), (5.0, 5.0)]), st.floats(1, 64))
-def test_a_breach_takes_every_seat_at_once_and_leaves_less_for_later(
+def test_a_breach_takes_every_step_at_once_gives_no_seat_and_leaves_less_for_later(
     felt: tuple[float | None, float | None], limit: float
 ) -> None:
     seen = a_look(now=slowed(*felt))
-    guard = next_guard(Guard(limit), seen, 10.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, seats=64)
-    assert guarded_seats(guard, 10.0, total=64, reserve=0, users=1) == 0
-    assert guarded_seats(guard, 10.0 + SLO.hold_s, total=64, reserve=0, users=1) <= max(0, limit * SLO.decrease)
+    guard = next_guard(Guard(limit), seen, 10.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, seats=64, most=64.0)
+    assert guarded_seats(guard, 10.0, total=64, reserve=0, users=1, mean=1) == 0
+    assert guarded_seats(guard, 10.0 + SLO.hold_s, total=64, reserve=0, users=1, mean=1) <= max(0, limit * SLO.decrease)
+    assert (step_limit(guard, 10.0), step_limit(guard, 10.0 + SLO.hold_s)) == (0.0, guard.limit)
     assert guard.since == 10.0
 
 
@@ -175,7 +183,9 @@ def test_steps_that_bring_several_tokens_are_held_against_the_pace_of_tokens() -
 
 def test_a_limit_that_nothing_reaches_does_not_grow() -> None:
     seen = a_look(step_s=0.01, sequences=3)
-    assert next_guard(Guard(10.0), seen, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, seats=64) == Guard(10.0)
+    assert next_guard(Guard(10.0), seen, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, seats=64, most=64.0) == Guard(
+        10.0
+    )
 
 
 @pytest.mark.parametrize("lately", [slowed(ttft_s=0.17), slowed(tpot_s=0.055)])
@@ -198,11 +208,11 @@ def test_users_who_miss_a_target_by_themselves_let_nobody_in_and_cut_nobody() ->
     by_themselves = Met(Pace(ttft_s=0.3), Pace(ttft_s=0.25))
     guard = after(Guard(40.0), a_look(now=by_themselves))
     assert (guard.limit, guard.since) == (40.0, 10.0)
-    assert guarded_seats(guard, 10.0, total=64, reserve=0, users=4) == 0
-    assert kept_seats(guard, 10.0, users=4) == 56
-    assert guarded_seats(guard, 10.0 + SLO.hold_s, total=64, reserve=0, users=4) == 36
+    assert guarded_seats(guard, 10.0, total=64, reserve=0, users=4, mean=4) == 0
+    assert step_limit(guard, 10.0) == 40.0
+    assert guarded_seats(guard, 10.0 + SLO.hold_s, total=64, reserve=0, users=4, mean=4) == 36
     guard = after(guard, a_look(now=slowed(ttft_s=0.3)), now=10.1)
-    assert (guard.limit, kept_seats(guard, 10.1, users=4)) == (40 * SLO.decrease, 0)
+    assert (guard.limit, step_limit(guard, 10.1)) == (40 * SLO.decrease, 0)
 
 
 def test_users_who_miss_a_target_for_as_long_as_the_window_get_every_seat_whoever_is_said_to_be_to_blame() -> None:
@@ -210,23 +220,28 @@ def test_users_who_miss_a_target_for_as_long_as_the_window_get_every_seat_whoeve
     for number in range(round(SLO.window_s / TICK)):
         now = 10.0 + TICK * number
         guard = after(guard, by_themselves, now)
-        assert kept_seats(guard, now, users=4) == 56
+        assert step_limit(guard, now) == 40.0
+        assert turns(guard, now)
     guard = after(guard, by_themselves, now + TICK)
-    assert (guard.limit, kept_seats(guard, now + TICK, users=4)) == (40 * SLO.decrease, 0)
+    assert (guard.limit, step_limit(guard, now + TICK), turns(guard, now + TICK)) == (40 * SLO.decrease, 0, False)
     later = now + SLO.window_s + 1.0
-    assert kept_seats(after(guard, by_themselves, later), later, users=4) == 38
+    guard = after(guard, by_themselves, later)
+    assert (step_limit(guard, later), turns(guard, later)) == (40 * SLO.decrease, True)
 
 
 def test_a_full_kv_cache_takes_seats_without_closing() -> None:
     seen = a_look(step_s=0.01, kv_usage=0.95, sequences=20)
-    guard = next_guard(Guard(20.0), seen, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, seats=64)
+    guard = next_guard(Guard(20.0), seen, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, seats=64, most=64.0)
     assert (guard.limit, guard.closed_until) == (18.0, 0.0)
 
 
 def test_the_step_that_the_next_user_would_wait_for_counts_before_that_user_comes() -> None:
     seen = a_look(step_s=0.059, sequences=20, taken=1.0)
     only_ttft = SloConfig(ttft_s=0.2)
-    assert next_guard(Guard(20.0), seen, 1.0, TICK, slo=only_ttft, headroom=0.75, idle=IDLE, seats=64).limit < 20
+    assert (
+        next_guard(Guard(20.0), seen, 1.0, TICK, slo=only_ttft, headroom=0.75, idle=IDLE, seats=64, most=64.0).limit
+        < 20
+    )
 
 
 @pytest.mark.parametrize(
@@ -245,42 +260,38 @@ def test_a_target_that_is_said_to_leave_rollouts_no_seat_beside_users_leaves_the
     assert cramped(slo, IDLE, way_s=0.0, met_steps=2)
     plant = Plant(IDLE.token_s, 0.0, guard=Guard(limit=40.0))
     assert set(plant.run(10.0, slo)[-50:]) == {1}
-    assert guarded_seats(plant.guard, plant.now, total=64, reserve=0, users=1) == 0
+    assert guarded_seats(plant.guard, plant.now, total=64, reserve=0, users=1, mean=1) == 0
 
 
-def test_the_limit_is_never_above_what_all_seats_are_worth() -> None:
-    def after(limit: float, felt: Felt, weight: float = 1.0) -> float:
-        return next_guard(
-            Guard(limit), felt, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, seats=64, weight=weight
-        ).limit
+def test_the_limit_is_never_above_the_most_that_it_may_be() -> None:
+    def after(limit: float, felt: Felt, most: float = 64.0) -> float:
+        return next_guard(Guard(limit), felt, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, seats=64, most=most).limit
 
     inside = a_look(sequences=199.0)
-    assert (after(99.0, inside), after(63.9, inside), after(99.0, inside, weight=1.5)) == (64.0, 64.0, 96.0)
+    assert (after(99.0, inside), after(63.9, inside), after(99.0, inside, most=96.0)) == (64.0, 64.0, 96.0)
     assert after(99.0, a_look(step_s=1.0, taken=1.0)) <= 0.9 * 64.0
 
 
-@given(
-    limit=st.floats(0, 500),
-    users=st.integers(0, 128),
-    weight=st.floats(1, 8),
-    earlier=st.integers(0, 128),
-    ceiling=st.floats(0, 1),
-)
-def test_users_cut_nobody_who_was_let_in_before_the_engine_is_half_as_full_again_as_its_limit(
-    limit: float, users: int, weight: float, earlier: int, ceiling: float
-) -> None:
+@given(limit=st.floats(0, 500), users=st.integers(0, 128), weight=st.floats(1, 8))
+def test_rollouts_get_no_seat_in_which_they_would_have_no_turn(limit: float, users: int, weight: float) -> None:
     guard = Guard(limit=limit)
-    seats = guarded_seats(guard, 1.0, total=64, reserve=0, users=earlier, weight=weight, ceiling=ceiling)
-    assert seats <= max(1, 64 * ceiling + 0.5)
-    if users * weight <= earlier * weight + limit / 2 - 1:
-        assert seats <= kept_seats(guard, 1.0, users=users, weight=weight)
+    if users and guarded_seats(guard, 1.0, total=64, reserve=0, users=users, mean=users, weight=weight):
+        assert has_turns(guard, 1.0, users=users, weight=weight, window_s=SLO.window_s)
+
+
+def test_rollouts_that_wait_for_users_who_stay_outside_for_as_long_as_the_window_leave_their_seats() -> None:
+    guard = Guard(40.0)
+    for number in range(1, 150):
+        now = 10.0 + TICK * number
+        guard = after(guard, a_look(now=slowed(ttft_s=0.3), beside=number == 1), now)
+        assert turns(guard, now) == (now - 10.1 < SLO.window_s)
 
 
 @pytest.mark.parametrize("kv_usage", [0.5, 0.95])
 def test_who_misses_one_target_alone_does_not_excuse_the_other_nor_a_full_cache(kv_usage: float) -> None:
     first_alone = Met(Pace(ttft_s=0.3, tpot_s=0.09), Pace(ttft_s=0.25, tpot_s=0.03 if kv_usage < 0.9 else 0.07))
     guard = after(Guard(40.0), a_look(now=first_alone, kv_usage=kv_usage))
-    assert (guard.limit, kept_seats(guard, 10.0, users=4)) == (40 * SLO.decrease, 0)
+    assert (guard.limit, step_limit(guard, 10.0)) == (40 * SLO.decrease, 0)
 
 
 def test_the_steps_of_users_alone_are_not_held_against_rollouts_for_whoever_comes_next() -> None:
@@ -290,12 +301,12 @@ def test_the_steps_of_users_alone_are_not_held_against_rollouts_for_whoever_come
 
 
 def test_users_whose_pace_alone_is_outside_cost_rollouts_seats_after_the_window_and_none_before() -> None:
-    slow, guard, held = Met(Pace(tpot_s=0.09), Pace(tpot_s=0.07)), Guard(40.0), list[float]()
+    slow, guard, lost = Met(Pace(tpot_s=0.09), Pace(tpot_s=0.07)), Guard(40.0), list[float]()
     for number in range(150):
         now = 10.0 + TICK * number
         seen = now - guard.since >= 1.0  # a pace is known of a second
         met = slow if seen else Met()
         steps = {"step_s": 0.09, "token_s": 0.09, "taken": 0.2} if now - guard.since >= 0.5 else {}
         guard = after(guard, a_look(now=met, lately=slow, **steps), now, slo=SloConfig(tpot_s=0.06))
-        held.append(now if kept_seats(guard, now, users=4) < 40 else math.inf)
-    assert SLO.window_s <= min(held) - 10.0 <= SLO.window_s + 2.0
+        lost.append(now if step_limit(guard, now) < 40 * SLO.decrease else math.inf)
+    assert SLO.window_s <= min(lost) - 10.0 <= SLO.window_s + 2.0

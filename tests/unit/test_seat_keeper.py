@@ -7,7 +7,7 @@ from services.config import HarvestConfig
 from services.idle_speed import IdleSpeed
 from services.slo import SloConfig
 from services.user_window import RequestTimes
-from tests.keeper_stand import RESERVE, SLO, TOTAL, Engine, keeper_of, late_user, look, sat, step, work
+from tests.keeper_stand import RESERVE, SLO, TOTAL, Engine, begun, keeper_of, late_user, look, sat, step, work
 
 
 @pytest.fixture
@@ -52,19 +52,30 @@ async def test_users_cut_only_those_whose_seats_they_need(engine: Engine) -> Non
         assert sum(t.wanted.done() for t in tickets) == 1  # 14 held, and no more than 13 beside 3 users fit
 
 
-async def test_a_crowd_that_makes_the_engine_half_as_full_again_as_its_limit_cuts_the_newest(engine: Engine) -> None:
-    keeper = keeper_of(engine)
+async def test_a_crowd_takes_the_room_of_steps_at_once_and_seats_only_when_it_stays(engine: Engine) -> None:
+    keeper = keeper_of(engine, SLO.model_copy(update={"increase_per_s": 1e-6}))
     tickets = sat(keeper, TOTAL)
     assert (keeper.limit, keeper.seats.held) == (3, 3)
-    with keeper.users.hold(1):
-        assert not any(t.wanted.done() for t in tickets)
-    with keeper.users.hold(2):
-        assert [t.wanted.done() for t in tickets[:3]] == [False, False, True]
+    with keeper.users.hold(5):
+        assert [engine.step_room.rollouts(users) for users in (0, 1, 2, 5)] == [None, 2, 1, 0]
+        look(keeper, engine, 10)
+        assert not any(t.wanted.done() for t in tickets), "users come and go"
+        look(keeper, engine, 1200)
+        assert [t.wanted.done() for t in tickets[:3]] == [True] * 3
+        assert (keeper.seats.capacity, keeper.crowded) == (0, True)
+
+
+async def test_users_of_the_moment_are_a_crowd_before_their_mean_is_one(engine: Engine) -> None:
+    keeper = keeper_of(engine)
+    sat(keeper, TOTAL)
+    assert not keeper.crowded
+    with keeper.users.hold(3):
+        assert (keeper.seats.capacity, keeper.crowded) == (3, True)
 
 
 async def test_a_user_for_whose_prompt_the_cache_has_no_room_gets_that_of_the_newest_rollouts(engine: Engine) -> None:
     keeper = keeper_of(engine, SloConfig())
-    tickets = sat(keeper, 12)
+    tickets = begun(keeper, 12)
     step(engine, 0.95, times=2)
     look(keeper, engine)
     assert not any(t.wanted.done() for t in tickets)
@@ -109,7 +120,7 @@ async def test_users_whose_prompts_take_the_time_of_rollouts_take_as_many_of_the
         look(keeper, engine)
     assert keeper.limit == TOTAL
     with keeper.users.hold(2):  # of 0.03 s of prompt for 9 tokens, to which a sequence adds 1.3 ms each
-        assert keeper.seats.capacity == TOTAL - 7
+        assert engine.step_room.rollouts(2) == TOTAL - 7
 
 
 async def test_users_whose_answers_a_push_interrupts_count_with_all_of_their_tokens(engine: Engine) -> None:
@@ -124,7 +135,7 @@ async def test_users_whose_answers_a_push_interrupts_count_with_all_of_their_tok
         look(keeper, engine)
     with keeper.users.hold(2):  # of 0.03 s of prompt for 900 tokens
         assert keeper.limit == TOTAL
-        assert keeper.seats.capacity == TOTAL - 3
+        assert engine.step_room.rollouts(2) == TOTAL - 3
 
 
 async def test_what_the_way_to_the_engine_takes_is_not_left_for_it(engine: Engine) -> None:
@@ -193,18 +204,19 @@ async def test_without_an_slo_prompts_of_rollouts_make_no_step_more_than_twice_a
     assert keeper.seats.pace == int(TOTAL * 0.02 / 8.0 / 0.001)
 
 
-async def test_a_breach_takes_every_seat_and_is_counted(engine: Engine) -> None:
+async def test_a_breach_takes_every_step_and_no_seat_and_is_counted(engine: Engine) -> None:
     keeper = keeper_of(engine)
     tickets = sat(keeper, TOTAL)
     look(keeper, engine, 5)
     engine.requests["late"] = RequestTimes(engine.now, None, None, 0)
     for _ in range(3):
         work(keeper, engine, steps=5)
-    assert (keeper.breaches, keeper.seats.capacity) == (1, 0)
-    assert all(t.wanted.done() for t in tickets[:14])
+    assert (keeper.breaches, keeper.seats.capacity, engine.step_room.rollouts(1)) == (1, 0, 0)
+    assert not any(t.wanted.done() for t in tickets)
     engine.requests = {}
     look(keeper, engine, 6)
     assert keeper.seats.capacity > 0
+    assert engine.step_room.rollouts(1)
 
 
 async def test_what_was_learned_stays_where_the_slo_does(engine: Engine) -> None:
@@ -267,11 +279,9 @@ async def test_what_many_users_taught_hardly_counts_when_few_are_left(engine: En
     keeper = keeper_of(engine)
     before = keeper.headroom
     assert before is not None
-    with keeper.users.hold(TOTAL - 1):
+    with keeper.users.hold(3):
         look(keeper, engine, 1200)
         sat(keeper, 1)
-        keeper.resize()
-    sat(keeper, 1)
     look(keeper, engine)
     work(keeper, engine, steps=2)
     look(keeper, engine, 9)

@@ -76,10 +76,11 @@ async def test_users_who_wait_in_the_engine_for_a_seat_weigh_nothing_in_its_step
             leave(keeper, tickets, TOTAL - users)
             look(keeper, engine)
             for _ in range(2):
-                work(keeper, engine, steps=20, seconds=0.010 + 0.003 * users + 0.001 * (TOTAL - users))
+                seconds = 0.010 + 0.003 * users + 0.001 * (TOTAL - users)
+                work(keeper, engine, steps=20, seconds=seconds, sequences=TOTAL - users)
         tickets += sat(keeper, TOTAL - len(tickets))
     assert keeper.seats.held == TOTAL
-    assert 2.5 < keeper._weight.value < 3.5
+    assert 2.5 < keeper.account.weight.value < 3.5
 
 
 def leave(keeper: SeatKeeper, tickets: list[Ticket], staying: int) -> None:

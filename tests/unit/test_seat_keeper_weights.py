@@ -9,7 +9,7 @@ from services import seat_keeper
 from services.config import HarvestConfig
 from services.slo import SloConfig
 from services.user_window import RequestTimes
-from tests.keeper_stand import RESERVE, SLO, TOTAL, Engine, keeper_of, look, sat, step, work
+from tests.keeper_stand import RESERVE, SLO, TOTAL, Engine, begun, keeper_of, look, sat, step, work
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ async def test_users_who_wait_while_rollouts_are_aside_cost_them_no_seat(engine:
 
 async def test_users_who_waited_for_new_weights_take_no_room_of_the_cache_for_that(engine: Engine) -> None:
     keeper = keeper_of(engine, SloConfig())
-    tickets = sat(keeper, 12)
+    tickets = begun(keeper, 12)
     step(engine, 0.95, times=2)
     engine.requests = {"a": RequestTimes(engine.now - 3.0, None, None, 0)}
     for still in (math.inf, engine.now + 0.15):

@@ -139,6 +139,18 @@ async def test_rollouts_beyond_the_room_of_a_step_sit_it_out_beside_users_and_lo
         assert part.logprobs == pytest.approx(expected, abs=1e-3)
 
 
+async def test_rollouts_that_do_not_give_way_to_prompts_keep_to_the_room_of_a_step_too(rig: Rig) -> None:
+    running = await rollouts(rig, 4, 60, give_way=False)
+    rig.engine.step_room.set(limit=3.0, weight=1.0)
+    try:
+        with watched(rig) as steps:
+            await user(rig, 2001, tokens=8)
+    finally:
+        rig.engine.step_room.set(limit=math.inf, weight=1.0)
+    await asyncio.gather(*running)
+    assert [answers for prompts, answers in steps.seen if prompts] == [3], "the user and two rollouts"
+
+
 async def test_users_for_whom_a_step_has_nothing_do_not_keep_rollouts_from_ending(rig: Rig) -> None:
     """Nobody is asked for a seat here either, and the room has none for rollouts beside the one who waits."""
     running = await rollouts(rig, SEATS, 60)
