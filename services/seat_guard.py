@@ -5,7 +5,7 @@
     near its edge:        limit *= ease
     outside, a breach:    limit *= decrease, once, and steps are users' alone until hold_s after the last look that
                           found it
-    outside by itself:    nobody is let in until then, and nobody sits steps out, unless that lasts as long as the window
+    outside by itself:    nobody is let in until then, and who has a seat goes on, unless that lasts a whole window
 
 The edge is a share of what users alone leave of a target. What they would feel alone is what they felt without what
 rollouts took of the engine's time (`services/time_taken.py`): users of a busy engine are near their targets whoever is
