@@ -45,9 +45,10 @@ class CacheRoom:
         self.seats = total
         """Most that rollouts may hold."""
 
-    def look(self, log: StepLog, *, held: int, waited_s: float) -> bool:
-        """Whether `seats` changed; rollouts hold so many, and a user is without a first token for so long at most."""
-        known = min(log.waiting_steps, log.steps - self._made_at) >= _STEPS_TO_SEE
+    def look(self, log: StepLog, *, held: int, waiting_steps: int, waited_s: float) -> bool:
+        """Whether `seats` changed; rollouts hold so many, a user waited to be begun after the newest so many steps, and
+        one is without a first token for so long at most."""
+        known = min(waiting_steps, log.steps - self._made_at) >= _STEPS_TO_SEE
         waited_s = waited_s if known else 0.0
         before, kv_usage = self.seats, log.kv_usage
         self.seats = next_room(before, held=held, total=self._total, kv_usage=kv_usage, waited_s=waited_s)

@@ -30,13 +30,12 @@ from services.idle_speed import IdleSpeed
 from services.slo import SloConfig, attained, in_engine
 from services.user_window import Met
 
+_LEAST_SHARE = 0.1
+"""Of the seats, beside users: a few rollouts can be seen to do no harm."""
 _MIN_ROLLOUTS = 1
 """Of an engine without users: with none there would be nothing to learn from."""
 _SAME_S = 1.5
 """Without a look that finds users outside, before the next one is another time: a pace shows within a second."""
-_CROWDED = 1.5
-"""Times the limit, beyond which users on the mean leave rollouts no turn: as many as that hardly ever become fewer than
-the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Felt:
     kv_usage: float
     """Share of the KV cache in use, 0 to 1."""
     sequences: float
-    """Of rollouts, and of users at their most of late by their weight."""
+    """In its steps: of rollouts that have a turn, and of users by their weight."""
     beside: bool
     """Whether rollouts held a seat since the limit was last changed: only then is it to blame."""
     taken: float = 0.0
@@ -75,7 +74,7 @@ class Guard:
     closed_since: float = 0.0
     """When that began."""
     emptied_until: float = 0.0
-    """No rollout keeps a seat before."""
+    """No rollout is in a step before."""
     since: float = 0.0
     """What was felt earlier was felt under another limit, or has closed it."""
 
@@ -98,8 +97,10 @@ def next_guard(
     blamed = felt.beside and now >= guard.emptied_until
     if not attained(slo, felt.now.felt.ttft_s, felt.now.felt.tpot_s):
         return _breached(guard, felt, now, slo, blamed=blamed)
-    if _near(felt.now, felt, slo, idle, headroom) or felt.kv_usage > KV_EDGE:
-        return replace(guard, limit=_less(guard, felt, slo.ease), since=now) if blamed else guard
+    if _near(felt.now, felt, slo, idle, headroom):
+        # what was let in earlier and ends by itself says nothing of the limit
+        eased = blamed and felt.sequences <= guard.limit + 1
+        return replace(guard, limit=_less(guard, felt, slo.ease), since=now) if eased else guard
     # a limit that nothing reaches proves nothing
     if felt.sequences + 1 < guard.limit or _near(felt.lately, felt, slo, idle, headroom):
         return guard
@@ -147,19 +148,14 @@ def guarded_seats(
     return min(fitting, max(int(guard.limit - weight * mean), 0 if users else _MIN_ROLLOUTS))
 
 
-def has_turns(guard: Guard, now: float, *, users: float, weight: float = 1.0, window_s: float) -> bool:
-    """Whether rollouts that sit out the steps without room for them have one now and then, beside so many `users` on
-    the mean of late: else they leave their seats, for who waits for nothing grows stale.
+def most_limit(ceiling: float, seats: int, *, users: float, weight: float) -> float:
+    """That the limit may be: the share `ceiling` of the highest, which leaves rollouts a turn with users in all seats,
+    and at least what leaves them a few beside so many users on the mean, of whom there is something to learn.
 
-    >>> guard = Guard(limit=20.0, emptied_until=15.0, closed_since=1.0)
-    >>> [has_turns(guard, 16.0, users=users, weight=2.0, window_s=10.0) for users in (0, 14, 16)]
-    [True, True, False]
-    >>> [has_turns(guard, now, users=6, window_s=10.0) for now in (10.9, 11.1, 15.1)]
-    [True, False, True]
+    >>> [most_limit(ceiling, 64, users=users, weight=2.0) for ceiling, users in ((0.5, 8), (0.3, 30), (0.1, 0))]
+    [64.0, 66.4, 12.8]
     """
-    if now < guard.emptied_until and now - guard.closed_since >= window_s:
-        return False
-    return weight * users < _CROWDED * guard.limit
+    return max(ceiling * seats * weight, weight * users + _LEAST_SHARE * seats)
 
 
 def step_limit(guard: Guard, now: float) -> float:
@@ -169,15 +165,6 @@ def step_limit(guard: Guard, now: float) -> float:
     [0.0, 20.0]
     """
     return 0.0 if now < guard.emptied_until else guard.limit
-
-
-def crowded(guard: Guard, now: float, *, users: int, weight: float) -> bool:
-    """Whether so many `users` leave no rollout any room.
-
-    >>> [crowded(Guard(limit=20.0, closed_until=5.0), 6.0, users=users, weight=2.0) for users in (9, 10)]
-    [False, True]
-    """
-    return now < guard.closed_until or guard.limit - weight * users < 1.0
 
 
 def _near(met: Met, felt: Felt, slo: SloConfig, idle: IdleSpeed, headroom: float) -> bool:

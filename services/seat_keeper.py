@@ -10,8 +10,9 @@ from functools import cache
 
 from rollout.board import CutCause, ReplicaRole
 from services.added import Added
-from services.cache_room import CacheRoom
+from services.cache_room import KV_EDGE, CacheRoom
 from services.config import HarvestConfig
+from services.first_tokens import first_tokens
 from services.guard_phases import Phases, entered, restarted
 from services.headroom import Headroom, next_headroom
 from services.idle_speed import IdleSpeed
@@ -20,11 +21,12 @@ from services.lessons import first_lessons, learned, resumed_lessons
 from services.prefill_pace import prefill_pace
 from services.recent_peak import RecentPeak
 from services.seat_bounds import Bound, beside_users, tightest
-from services.seat_guard import Felt, Guard, check_attainable, crowded, guarded_seats, has_turns, next_guard, step_limit
+from services.seat_guard import Felt, Guard, check_attainable, guarded_seats, most_limit, next_guard, step_limit
 from services.seats import Seats, rollout_seats
 from services.slo import SloConfig, in_engine
 from services.step_account import Present, StepAccount
 from services.step_log import EVIDENCE_S
+from services.step_turns import StepTurns
 from services.user_seats import UserSeats
 from services.user_window import RequestTimes, UserWindow
 from services.watched import Watched
@@ -33,9 +35,6 @@ from services.way import WayHeard
 _TICK_S = 0.1
 _ASIDE_S = 5.0
 """For samples to leave before new weights: an engine that does not let go of them in this time has another trouble."""
-FIRST_TOKENS_S = 1.0
-"""After new weights, for users who waited for them. One with a longer prompt shares its steps with rollouts again."""
-_LOOK_S = 0.005
 
 
 class SeatKeeper:
@@ -70,7 +69,6 @@ class SeatKeeper:
         self.account = StepAccount(self.idle, total, clock())
         self._window = UserWindow(slo.window_s)
         self._users, self._worked_on = RecentPeak(slo.window_s), RecentPeak(slo.window_s)
-        self._beside_at = -math.inf
         self._lessons, self._learned_under = first_lessons(slo, clock()), slo
         self._unguarded_at = clock()
         """When an SLO was last given up."""
@@ -86,7 +84,7 @@ class SeatKeeper:
         """Of users' first tokens beside the engine: what is left of the target is the engine's."""
         self.users = UserSeats(self.resize)
         self.seats = Seats(0, pace=harvest.prefill_tokens)
-        engine.step_log.rollouts_starting = lambda: self.seats.starting
+        self._turns = StepTurns(engine.step_room, self.seats, clock())
         self.resize()
 
     @property
@@ -123,9 +121,8 @@ class SeatKeeper:
         """Whether the SLO leaves rollouts nothing of the engine now."""
         if not self._guards or self.rollouts_aside:
             return False
-        now = self._clock()
-        users, weight = self._users_of_late(now), self.account.weight.value
-        return self._allowed() == 0 or crowded(self._guard, now, users=users, weight=weight)
+        users = self._users_of_late(self._clock())
+        return self._allowed() == 0 or self._engine.step_room.rollouts(users) == 0
 
     def calibrate(self, idle: IdleSpeed) -> None:
         """What the engine does with one request alone."""
@@ -150,7 +147,7 @@ class SeatKeeper:
                 async with asyncio.timeout(_ASIDE_S):
                     await self.seats.wait_empty()
             yield
-            await self._first_tokens()
+            await first_tokens(self._engine, self._clock())
         finally:
             self._asides.remove(cause)
             self.resize()
@@ -166,17 +163,6 @@ class SeatKeeper:
         finally:
             self._spared -= 1
             self.resize()
-
-    async def _first_tokens(self) -> None:
-        now = self._clock()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_TOKENS_S):
-                while self._without_token(now):  # noqa: ASYNC110 - the engine tells nobody
-                    await asyncio.sleep(_LOOK_S)
-
-    def _without_token(self, since: float) -> bool:
-        """Whether users who came before then have none yet."""
-        return any(user.first is None and user.arrived <= since for user in self._engine.users().values())
 
     def configure(self, harvest: HarvestConfig, slo: SloConfig, *, check: bool = True) -> None:
         """Other settings from now on; what was learned under another SLO is forgotten, but not while there is none.
@@ -236,6 +222,7 @@ class SeatKeeper:
         ended = self._engine.step_log.ended.take()
         self._window.look(now, self._engine.users(), ended=ended, still=self._still_until())
         self.account.weight.learn(self._window.left)
+        self._turns.look(now, self.users.held)
         self._mind_steps(now, before)
         self._mind_cache(now)
         if self._guards:
@@ -249,7 +236,7 @@ class SeatKeeper:
         self.account.look(
             now,
             self._engine.step_log.take(),
-            Present(users, seats.held, seats.starting, seats.begun),
+            Present(users, seats.held, seats.starting, seats.begun, self._turns.beside(users)),
             users_tokens=self._window.tokens,
             came=min((user.arrived for user in self._engine.users().values()), default=now),
             usual=self._still_until() < before and not self._arriving(),
@@ -259,7 +246,13 @@ class SeatKeeper:
         """Where users wait for blocks of it, with an SLO or without."""
         still = self._still_until()  # nobody's tokens came before, whoever held the cache
         waits = (now - max(user.arrived, still) for user in self._engine.users().values() if user.first is None)
-        if self._cache.look(self._engine.step_log, held=self.seats.held, waited_s=max(waits, default=0.0)):
+        changed = self._cache.look(
+            self._engine.step_log,
+            held=self.seats.held,
+            waiting_steps=self._engine.step_room.waiting_steps,
+            waited_s=max(waits, default=0.0),
+        )
+        if changed:
             self.resize()
 
     def _steer(self, now: float, dt: float) -> None:
@@ -282,7 +275,9 @@ class SeatKeeper:
             headroom=self._lessons.share,
             idle=self.idle,
             seats=self._total,
-            most=max(1.0, self._lessons.ceiling * self._most),
+            most=most_limit(
+                self._lessons.ceiling, self._total, users=self._mean_users, weight=self.account.weight.value
+            ),
         )
         self._phases = replace(self._phases, guard=guard)
         if was_held and now < guard.emptied_until:
@@ -291,9 +286,9 @@ class SeatKeeper:
 
     def _learn(self, now: float, dt: float) -> None:
         """What users without rollouts beside them felt is not the rollouts' doing."""
-        self._beside_at = now if self.seats.held and now >= self._guard.emptied_until else self._beside_at
         self._worked_on.set(now, round(min(self._guard.limit, self._sequences)))
-        reached = min(1.0, self._worked_on.most(now, self._slo.window_s) / self._most)
+        highest = self._total * self.account.weight.value
+        reached = min(1.0, self._worked_on.most(now, self._slo.window_s) / highest)
 
         def teach(headroom: Headroom, users: Sequence[RequestTimes], seconds: float, load: float) -> Headroom:
             return next_headroom(
@@ -302,7 +297,7 @@ class SeatKeeper:
                 now,
                 seconds,
                 load=load,
-                beside_at=self._beside_at,
+                beside_at=self._turns.had_at,
                 added=self._added,
                 slo=self._targets,
                 reached=reached,
@@ -327,7 +322,7 @@ class SeatKeeper:
             token_s=log.token_s(since),
             kv_usage=log.kv_usage,
             sequences=self._sequences,
-            beside=self._beside_at > since,
+            beside=self._turns.had_at > since,
             taken=self.account.taken.between(now - EVIDENCE_S, now) / EVIDENCE_S,
             met_steps=1 if self._engine.rollouts_give_way else 2,
         )
@@ -337,14 +332,15 @@ class SeatKeeper:
         return self._users.most(now, min(self.account.weight.stay_s, self._slo.window_s))
 
     @property
-    def _sequences(self) -> float:
-        """That the engine works on, of which users count by their weight."""
-        return self.account.weight.value * self._lessons.load + self.seats.held
+    def _mean_users(self) -> float:
+        """Of late, none where there was nobody."""
+        return self._lessons.load if self._users_of_late(self._clock()) else 0.0
 
     @property
-    def _most(self) -> float:
-        """Of them, if users had all seats."""
-        return self._total * self.account.weight.value
+    def _sequences(self) -> float:
+        """In a step of now, of which users count by their weight."""
+        users = min(self.users.held, self._total - self.seats.held)
+        return self.account.weight.value * users + self._turns.beside(users)
 
     def _pace(self) -> int:
         most = self._harvest.prefill_tokens
@@ -361,15 +357,16 @@ class SeatKeeper:
         if not self._slo.guards:
             return rollout_seats(self._total, reserve, users)
         now = self._clock()
-        return guarded_seats(
+        found = guarded_seats(
             self._guard,
             now,
             total=self._total,
             reserve=reserve,
             users=self._users_of_late(now),
-            mean=self._lessons.load,
+            mean=self._mean_users,
             weight=self.account.weight.value,
         )
+        return min(found, self.seats.held) if self._engine.step_log.kv_usage > KV_EDGE else found
 
     def _bounds(self) -> list[Bound]:
         """Whatever users do."""
@@ -390,7 +387,6 @@ class SeatKeeper:
             return [Bound(self._allowed(), CutCause.LEND)]
         held, guarded = self.users.held, None
         if self._slo.guards:
-            users, weight, window_s = self._lessons.load, self.account.weight.value, self._slo.window_s
-            turns = has_turns(self._guard, self._clock(), users=users, weight=weight, window_s=window_s)
-            guarded = None if turns else 0
+            # who has no turn for so long grows stale in a seat
+            guarded = 0 if self._turns.waited_s(self._clock()) >= self._slo.window_s else None
         return beside_users(self._total, self._harvest.user_reserve, held, guarded=guarded)

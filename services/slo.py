@@ -16,17 +16,17 @@ class SloConfig(Settings):
     window_s: float = Field(default=10.0, gt=0, le=300)
     """How far back the percentiles look, and at most that for users at their most, for whom seats are kept free."""
     most_headroom: float = Field(default=0.9, gt=0, le=1)
-    """Largest share of what users alone leave of a target, beyond which rollouts get fewer seats. The one in force is
+    """Largest share of what users alone leave of a target, beyond which rollouts get less of the engine. The one in force is
     learned from users, from 0.8 of this on, between 0.2 of it and all of it."""
     miss_share: float = Field(default=0.003, gt=0, le=0.5)
     """Share of users that rollouts may have miss a target: where more of those who had rollouts beside them miss one
     that they would not have missed alone, the headroom sinks, else it rises."""
     increase_per_s: float = Field(default=0.05, gt=0, le=10)
-    """More seats a second while inside, as a share of all seats of the engine."""
+    """More of the limit a second while inside, as a share of the engine's seats."""
     ease: float = Field(default=0.9, gt=0, lt=1)
-    """Share of the seats that stays near a target, at each look that finds users there."""
+    """Share of the limit that stays near a target, at each look that finds users there."""
     decrease: float = Field(default=0.7, gt=0, lt=1)
-    """Share of the seats that rollouts come back to after a target was missed."""
+    """Share of the limit that rollouts come back to after a target was missed."""
     hold_s: float = Field(default=0.5, gt=0, le=60)
     """Time without rollouts after a target was missed."""
 

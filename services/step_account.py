@@ -24,6 +24,8 @@ class Present:
     """Of them, those without a token."""
     begun: int
     """Tokens of prompts of all rollouts that had a seat until now."""
+    turns: int
+    """Rollouts that a step has room for; those who start come last."""
 
 
 class StepAccount:
@@ -33,7 +35,7 @@ class StepAccount:
         """Of an engine with so many `seats`, from `now` (monotonic) on."""
         self._idle = idle
         self._seats = seats
-        self._before = Present(0, 0, 0, 0)
+        self._before = Present(0, 0, 0, 0, 0)
         self.weight = UserWeight(idle, seats)
         self.taken = TimeTaken(now)
 
@@ -51,7 +53,9 @@ class StepAccount:
             self.weight.met(steps, users, min(rollouts, in_steps))
         self.taken.prompts((present.begun - before.begun) * self._idle.prefill_token_s)
         if rollouts:
-            self.taken.book(now, steps, users_tokens=users_tokens, rollout_s=self.weight.rollout_s, came=came)
+            read = present.turns > present.rollouts - present.starting
+            rollout_s = self.weight.rollout_s
+            self.taken.book(now, steps, users_tokens=users_tokens, rollout_s=rollout_s, came=came, read=read)
         else:
             self.taken.rest(now, _REST_S)
         if not present.starting:

@@ -1,5 +1,6 @@
 """What a vLLM engine says of itself after each step."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ _STEPS = 2048
 """Remembered: more than fill half a second on the fastest engine."""
 EVIDENCE_S = 0.5
 """A mean is taken over so long at least: of a few short steps one with a prefill would be all of it."""
+_MOST_UNTOLD_S = 0.5
+"""What tells of steps may be as late, and then tells of several at once."""
 _FRESH_S = 1.0
 """A step that ended longer ago says nothing of now."""
 
@@ -40,10 +43,9 @@ class StepLog:
         """Since the start, those that only read a part of a prompt too."""
         self.kv_usage = 0.0
         """Share of the KV cache in use."""
-        self.rollouts_starting: Callable[[], int] = lambda: 0
-        """Those without a token, who may wait for a step with room for them."""
-        self.waiting_steps = 0
-        """Steps in a row, up to the newest, after which more requests than those waited to be begun."""
+        self._recorded_at = -math.inf
+        self._untold_s = 0.0
+        """That have passed, beyond the steps that it was told of."""
         self._gaps: deque[_Gap] = deque(maxlen=_STEPS)
         self._untaken = Steps()
         self.ended = Ended()
@@ -54,9 +56,6 @@ class StepLog:
         if scheduler_stats is not None:
             self.steps += 1
             self.kv_usage = float(scheduler_stats.kv_cache_usage)
-            # vLLM counts those apart whose grammar, say, was not ready when they came, for as long as they wait
-            waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
-            self.waiting_steps = self.waiting_steps + 1 if waiting > self.rollouts_starting() else 0
         if iteration_stats is None:
             return
         for finished in iteration_stats.finished_requests:
@@ -66,10 +65,18 @@ class StepLog:
         gaps = iteration_stats.inter_token_latencies_iter
         sequences = len(gaps) + len(iteration_stats.time_to_first_tokens_iter)
         generated = iteration_stats.num_generation_tokens
-        shortest = min(gaps, default=0.0)  # those of sequences that were left out of the step before span it too
+        shortest = min(self._untold(), min(gaps, default=0.0))
+        self._untold_s -= shortest
         if gaps:
             self._gaps.append(_Gap(self._clock(), shortest, max(1.0, generated / sequences)))
         self._untaken += Steps(count=int(bool(gaps)), seconds=shortest, sequences=sequences, tokens=generated)
+
+    def _untold(self) -> float:
+        """Seconds that this step may have taken: where all of its sequences sat the steps before out, what lies between
+        two of their tokens spans those too."""
+        before, self._recorded_at = self._recorded_at, self._clock()
+        self._untold_s = min(_MOST_UNTOLD_S, self._untold_s) + self._recorded_at - before
+        return self._untold_s
 
     def take(self) -> Steps:
         """Since it was asked before: those with a further token of a sequence, and all tokens."""

@@ -24,9 +24,12 @@ class TimeTaken:
         """Of rollouts were begun that take so long."""
         self._unread_s += seconds
 
-    def book(self, now: float, steps: Steps, *, users_tokens: int, rollout_s: float, came: float) -> None:
+    def book(
+        self, now: float, steps: Steps, *, users_tokens: int, rollout_s: float, came: float, read: bool = True
+    ) -> None:
         """The steps since the look before brought users so many tokens, and each rollout in them took `rollout_s`; all
-        of them were rollouts' where the first user who is there `came` after they began.
+        of them were rollouts' where the first user who is there `came` after they began. Prompts of rollouts were
+        `read` in them, or are still to come.
 
         >>> taken = TimeTaken(0.0)
         >>> taken.prompts(0.5)
@@ -37,7 +40,7 @@ class TimeTaken:
         """
         alone = not users_tokens and came >= now - steps.seconds
         tokens_s = min(steps.seconds, steps.sequences_beside(users_tokens) * rollout_s)
-        prompts_s = min(steps.seconds - tokens_s, self._unread_s)
+        prompts_s = min(steps.seconds - tokens_s, self._unread_s) if read else 0.0
         self._unread_s -= prompts_s
         self._runs_s = 2 * steps.seconds / steps.count if steps.count else self._runs_s
         self.add(now, steps.seconds if alone else tokens_s + prompts_s, of=steps.seconds)

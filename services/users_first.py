@@ -8,10 +8,12 @@ who come at once share all steps with them until the guard has looked.
 import os
 import sys
 from collections.abc import Sequence
+from itertools import islice, takewhile
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
@@ -20,6 +22,9 @@ from services.first_token_turns import STEPS, FirstTokenTurns
 from services.patient_reads import read_patiently
 from services.priorities import ROLLOUT, USER
 from services.step_room import found_room
+
+_EMPTY = 2
+"""Steps: of a pipeline every second one may be."""
 
 
 class _UsersFirst(Scheduler):  # type: ignore[misc]
@@ -32,20 +37,24 @@ class _UsersFirst(Scheduler):  # type: ignore[misc]
         self._room = found_room(os.environ)
         self._free = 0
         """Rollouts that the step has room for beyond those that run."""
-        self._idled = False
-        """The last step had nobody: users who wait for what rollouts hold are not helped by rollouts that wait."""
+        self._empty = 0
+        """Steps in a row that had nobody: rollouts that wait do not help users who wait for what those hold."""
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         awaited = self._awaited()
         self._alone = self._turns.next(awaited=bool(awaited))
         rollouts = [request for request in self.running if _is_rollout(request)]
-        room = None if self._idled else self._room.rollouts(self._users(awaited))
+        room = None if self._empty >= _EMPTY else self._room.rollouts(self._users())
         for request in self._left_out(rollouts, room):
             # counted up before it is compared; later where a pipeline has not its token yet
             request.next_decode_eligible_step = max(request.next_decode_eligible_step, self.current_step + 2)
         self._free = sys.maxsize if room is None else room - len(rollouts)
         output = super().schedule(*args, **kwargs)
-        self._idled = not output.num_scheduled_tokens
+        if output.num_scheduled_tokens:
+            self._empty = 0
+        elif self.pause_state == PauseState.UNPAUSED:
+            self._empty += 1
+        self._room.stepped(waiting=bool(self.waiting) and _comes_first(self.waiting.peek_request()))
         if self._alone and not awaited & output.num_scheduled_tokens.keys():
             self._turns.in_vain()
         return output
@@ -55,9 +64,11 @@ class _UsersFirst(Scheduler):  # type: ignore[misc]
         aside = [request for request in rollouts if self._alone and _gives_way(request)]
         return aside if room is None else [*aside, *rollouts[room:]]
 
-    def _users(self, awaited: set[str]) -> int:
-        """In the step, were it theirs."""
-        return len(awaited | {request.request_id for request in self.running if _comes_first(request)})
+    def _users(self) -> int:
+        """In the step: those who run, and those who wait as far as there are seats."""
+        free = max(0, self.max_num_active_reqs - len(self.running))
+        following = islice(takewhile(_comes_first, self.waiting), free) if self.waiting else ()
+        return sum(map(_comes_first, self.running)) + sum(1 for _ in following)
 
     def _awaited(self) -> set[str]:
         """Requests that come first and have not all of their prompt computed: those in the engine, and the next one if

@@ -24,10 +24,13 @@ class Engine:
     still_until: float = 0.0
     arriving: bool = False
     """New weights for it."""
-    step_log: StepLog = field(default_factory=StepLog)
+    step_log: StepLog = field(init=False)
     step_room: StepRoom = field(default_factory=StepRoom)
     rollouts_give_way: bool = False
     requests: dict[str, RequestTimes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.step_log = StepLog(lambda: self.now)
 
     def users(self) -> dict[str, RequestTimes]:
         return self.requests
@@ -48,10 +51,10 @@ def keeper_of(engine: Engine, slo: SloConfig = SLO, **harvest: object) -> SeatKe
 
 
 def step(engine: Engine, kv_usage: float, waiting: int = 1, times: int = 1) -> None:
-    """After which so many requests wait to be begun."""
+    """After which so many users wait to be begun."""
     for _ in range(times):
-        stats = SimpleNamespace(kv_cache_usage=kv_usage, num_waiting_reqs=waiting, num_skipped_waiting_reqs=0)
-        engine.step_log.record(stats, None)
+        engine.step_room.stepped(waiting=waiting > 0)
+        engine.step_log.record(SimpleNamespace(kv_cache_usage=kv_usage), None)
 
 
 def look(keeper: SeatKeeper, engine: Engine, times: int = 1) -> None:
@@ -64,18 +67,11 @@ def sat(keeper: SeatKeeper, count: int) -> list[Ticket]:
     return [keeper.seats.ask(prefill=1) for _ in range(count)]
 
 
-def begun(keeper: SeatKeeper, count: int) -> list[Ticket]:
-    """Sat, each with a first token."""
-    tickets = sat(keeper, count)
-    for ticket in tickets:
-        keeper.seats.started(ticket)
-    return tickets
-
-
 def work(keeper: SeatKeeper, engine: Engine, *, steps: int, seconds: float = 0.02, sequences: int = 1) -> None:
     """The engine makes so many, of so many seconds each and a token for each of so many sequences, before the next
     look."""
     for _ in range(steps):
+        engine.now += seconds
         gaps = SimpleNamespace(
             inter_token_latencies_iter=[seconds] * sequences,
             time_to_first_tokens_iter=[],
@@ -83,6 +79,7 @@ def work(keeper: SeatKeeper, engine: Engine, *, steps: int, seconds: float = 0.0
             finished_requests=[],
         )
         engine.step_log.record(None, gaps)
+    engine.now -= min(0.1, steps * seconds)  # a look comes in a tenth of a second, or after the steps
     look(keeper, engine)
 
 

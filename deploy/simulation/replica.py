@@ -16,8 +16,9 @@ from deploy.simulation.felt import Felt, Unanswered
 from deploy.simulation.work import Rollout, Task, Work
 from rollout.board import ReplicaRole
 from services.config import FleetOptions
+from services.first_tokens import FIRST_TOKENS_S
 from services.idle_speed import slowed_by_company
-from services.seat_keeper import FIRST_TOKENS_S, SeatKeeper
+from services.seat_keeper import SeatKeeper
 from services.seats import Ticket
 from services.step_log import StepLog
 from services.step_room import StepRoom

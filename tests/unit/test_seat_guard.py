@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from rollout.errors import ConfigError
 from services.idle_speed import IdleSpeed
-from services.seat_guard import Felt, Guard, check_attainable, cramped, guarded_seats, has_turns, next_guard, step_limit
+from services.seat_guard import (
+    Felt,
+    Guard,
+    check_attainable,
+    cramped,
+    guarded_seats,
+    most_limit,
+    next_guard,
+    step_limit,
+)
 from services.slo import SloConfig
 from services.user_window import Met, Pace
 
@@ -87,11 +96,6 @@ def slowed(ttft_s: float | None = None, tpot_s: float | None = None) -> Met:
     """Users whose engine has nothing else to do without rollouts."""
     alone = Pace(None if ttft_s is None else IDLE.first_token_s, None if tpot_s is None else IDLE.token_s)
     return Met(Pace(ttft_s, tpot_s), alone)
-
-
-def turns(guard: Guard, now: float) -> bool:
-    """Whether rollouts have some beside four users."""
-    return has_turns(guard, now, users=4, window_s=SLO.window_s)
 
 
 def after(guard: Guard, felt: Felt, now: float = 10.0, slo: SloConfig = SLO) -> Guard:
@@ -176,7 +180,7 @@ def test_what_users_feel_with_no_rollout_beside_them_closes_and_leaves_the_limit
 
 def test_steps_that_bring_several_tokens_are_held_against_the_pace_of_tokens() -> None:
     only_tpot = SloConfig(tpot_s=0.06)
-    seen = a_look(step_s=0.1, token_s=0.03, now=slowed(tpot_s=0.03), taken=0.5)
+    seen = a_look(step_s=0.1, token_s=0.03, now=slowed(tpot_s=0.03), taken=0.5, sequences=20)
     assert after(Guard(20.0), seen, slo=only_tpot).limit > 20
     assert after(Guard(20.0), replace(seen, token_s=0.1), slo=only_tpot).limit < 20
 
@@ -221,18 +225,11 @@ def test_users_who_miss_a_target_for_as_long_as_the_window_get_every_seat_whoeve
         now = 10.0 + TICK * number
         guard = after(guard, by_themselves, now)
         assert step_limit(guard, now) == 40.0
-        assert turns(guard, now)
     guard = after(guard, by_themselves, now + TICK)
-    assert (guard.limit, step_limit(guard, now + TICK), turns(guard, now + TICK)) == (40 * SLO.decrease, 0, False)
+    assert (guard.limit, step_limit(guard, now + TICK)) == (40 * SLO.decrease, 0)
     later = now + SLO.window_s + 1.0
     guard = after(guard, by_themselves, later)
-    assert (step_limit(guard, later), turns(guard, later)) == (40 * SLO.decrease, True)
-
-
-def test_a_full_kv_cache_takes_seats_without_closing() -> None:
-    seen = a_look(step_s=0.01, kv_usage=0.95, sequences=20)
-    guard = next_guard(Guard(20.0), seen, 1.0, TICK, slo=SLO, headroom=0.75, idle=IDLE, seats=64, most=64.0)
-    assert (guard.limit, guard.closed_until) == (18.0, 0.0)
+    assert step_limit(guard, later) == 40 * SLO.decrease
 
 
 def test_the_step_that_the_next_user_would_wait_for_counts_before_that_user_comes() -> None:
@@ -272,19 +269,19 @@ def test_the_limit_is_never_above_the_most_that_it_may_be() -> None:
     assert after(99.0, a_look(step_s=1.0, taken=1.0)) <= 0.9 * 64.0
 
 
-@given(limit=st.floats(0, 500), users=st.integers(0, 128), weight=st.floats(1, 8))
-def test_rollouts_get_no_seat_in_which_they_would_have_no_turn(limit: float, users: int, weight: float) -> None:
-    guard = Guard(limit=limit)
-    if users and guarded_seats(guard, 1.0, total=64, reserve=0, users=users, mean=users, weight=weight):
-        assert has_turns(guard, 1.0, users=users, weight=weight, window_s=SLO.window_s)
+def test_what_was_let_in_under_a_higher_limit_does_not_lower_the_limit_of_now_further() -> None:
+    long = a_look(step_s=0.09, taken=1.0)
+    assert after(Guard(20.0), replace(long, sequences=20.5)).limit == 18.0
+    assert after(Guard(20.0), replace(long, sequences=40.0)) == Guard(20.0)
 
 
-def test_rollouts_that_wait_for_users_who_stay_outside_for_as_long_as_the_window_leave_their_seats() -> None:
-    guard = Guard(40.0)
-    for number in range(1, 150):
-        now = 10.0 + TICK * number
-        guard = after(guard, a_look(now=slowed(ttft_s=0.3), beside=number == 1), now)
-        assert turns(guard, now) == (now - 10.1 < SLO.window_s)
+@given(ceiling=st.floats(0, 1), users=st.floats(0, 64), weight=st.floats(1, 8))
+def test_whatever_the_ceiling_a_few_rollouts_have_seats_beside_users(
+    ceiling: float, users: float, weight: float
+) -> None:
+    most = most_limit(ceiling, 64, users=users, weight=weight)
+    assert guarded_seats(Guard(most), 1.0, total=128, reserve=0, users=64, mean=users, weight=weight) >= 6
+    assert most <= max(64 * weight, users * weight + 6.4)
 
 
 @pytest.mark.parametrize("kv_usage", [0.5, 0.95])

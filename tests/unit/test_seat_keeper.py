@@ -7,7 +7,7 @@ from services.config import HarvestConfig
 from services.idle_speed import IdleSpeed
 from services.slo import SloConfig
 from services.user_window import RequestTimes
-from tests.keeper_stand import RESERVE, SLO, TOTAL, Engine, begun, keeper_of, late_user, look, sat, step, work
+from tests.keeper_stand import RESERVE, SLO, TOTAL, Engine, keeper_of, late_user, look, sat, step, work
 
 
 @pytest.fixture
@@ -52,17 +52,48 @@ async def test_users_cut_only_those_whose_seats_they_need(engine: Engine) -> Non
         assert sum(t.wanted.done() for t in tickets) == 1  # 14 held, and no more than 13 beside 3 users fit
 
 
-async def test_a_crowd_takes_the_room_of_steps_at_once_and_seats_only_when_it_stays(engine: Engine) -> None:
+async def test_a_crowd_takes_the_room_of_steps_at_once_and_seats_when_nobody_has_a_turn_for_a_window(
+    engine: Engine,
+) -> None:
     keeper = keeper_of(engine, SLO.model_copy(update={"increase_per_s": 1e-6}))
     tickets = sat(keeper, TOTAL)
     assert (keeper.limit, keeper.seats.held) == (3, 3)
+    for crowds in range(3):
+        with keeper.users.hold(5):
+            assert [engine.step_room.rollouts(users) for users in (0, 1, 2, 5)] == [None, 2, 1, 0]
+            look(keeper, engine, 90)
+            assert not any(t.wanted.done() for t in tickets), f"users come and go, {crowds}"
+        look(keeper, engine)
     with keeper.users.hold(5):
-        assert [engine.step_room.rollouts(users) for users in (0, 1, 2, 5)] == [None, 2, 1, 0]
-        look(keeper, engine, 10)
-        assert not any(t.wanted.done() for t in tickets), "users come and go"
-        look(keeper, engine, 1200)
+        look(keeper, engine, 101)
         assert [t.wanted.done() for t in tickets[:3]] == [True] * 3
         assert (keeper.seats.capacity, keeper.crowded) == (0, True)
+
+
+async def test_who_is_let_in_when_a_crowd_has_gone_is_not_cut_for_it(engine: Engine) -> None:
+    keeper = keeper_of(engine, SLO.model_copy(update={"increase_per_s": 1e-6}))
+    with keeper.users.hold(TOTAL):
+        look(keeper, engine, 600)
+        assert keeper.seats.capacity == 0
+    tickets = sat(keeper, TOTAL)
+    look(keeper, engine, 120)
+    assert keeper.seats.held == 3
+    assert not any(t.wanted.done() for t in tickets)
+
+
+async def test_nobody_is_let_in_while_the_cache_is_nearly_full(engine: Engine) -> None:
+    keeper = keeper_of(engine)
+    tickets = sat(keeper, 12)
+    look(keeper, engine, 20)
+    assert (keeper.seats.held, keeper.seats.capacity) == (12, 14)
+    step(engine, 0.95, waiting=0)
+    look(keeper, engine)
+    keeper.seats.leave(tickets.pop())
+    look(keeper, engine)
+    assert keeper.seats.capacity == 11
+    step(engine, 0.5, waiting=0)
+    look(keeper, engine, 2)
+    assert keeper.seats.capacity > 11
 
 
 async def test_users_of_the_moment_are_a_crowd_before_their_mean_is_one(engine: Engine) -> None:
@@ -75,7 +106,7 @@ async def test_users_of_the_moment_are_a_crowd_before_their_mean_is_one(engine: 
 
 async def test_a_user_for_whose_prompt_the_cache_has_no_room_gets_that_of_the_newest_rollouts(engine: Engine) -> None:
     keeper = keeper_of(engine, SloConfig())
-    tickets = begun(keeper, 12)
+    tickets = sat(keeper, 12)
     step(engine, 0.95, times=2)
     look(keeper, engine)
     assert not any(t.wanted.done() for t in tickets)
@@ -371,7 +402,7 @@ async def test_without_an_slo_for_a_while_the_limit_of_either_phase_is_kept(engi
     limit = keeper.limit
     engine.arriving = True
     look(keeper, engine)
-    engine.requests = {"a": RequestTimes(engine.now - 0.3, None, None, 0)}
+    engine.requests = {"a": RequestTimes(engine.now, None, None, 0)}
     work(keeper, engine, steps=20)
     engine.requests = {}
     assert keeper.limit != limit

@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from services import seat_keeper
+from services import first_tokens
 from services.config import HarvestConfig
 from services.slo import SloConfig
 from services.user_window import RequestTimes
-from tests.keeper_stand import RESERVE, SLO, TOTAL, Engine, begun, keeper_of, look, sat, step, work
+from tests.keeper_stand import RESERVE, SLO, TOTAL, Engine, keeper_of, look, sat, step, work
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ async def test_users_who_wait_while_rollouts_are_aside_cost_them_no_seat(engine:
 
 async def test_users_who_waited_for_new_weights_take_no_room_of_the_cache_for_that(engine: Engine) -> None:
     keeper = keeper_of(engine, SloConfig())
-    tickets = begun(keeper, 12)
+    tickets = sat(keeper, 12)
     step(engine, 0.95, times=2)
     engine.requests = {"a": RequestTimes(engine.now - 3.0, None, None, 0)}
     for still in (math.inf, engine.now + 0.15):
@@ -72,7 +72,7 @@ async def test_seats_that_an_arrival_of_weights_costs_are_back_after_it_and_gone
     engine.arriving = True
     look(keeper, engine, 1)
     assert keeper.limit == before
-    engine.requests = {"late": RequestTimes(engine.now - 0.3, None, None, 0)}
+    engine.requests = {"late": RequestTimes(engine.now, None, None, 0)}
     work(keeper, engine, steps=25)
     engine.requests = {}
     assert (keeper.breaches, keeper.limit) == (1, int(0.7 * (TOTAL - RESERVE)))
@@ -129,7 +129,7 @@ async def test_after_new_weights_users_who_waited_get_their_first_token_before_r
 async def test_a_user_whose_prompt_takes_long_keeps_rollouts_aside_for_a_bounded_time(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seat_keeper, "FIRST_TOKENS_S", 0.02)
+    monkeypatch.setattr(first_tokens, "FIRST_TOKENS_S", 0.02)
     keeper = keeper_of(engine, SloConfig())
     engine.requests = {"long": RequestTimes(engine.now - 0.2, None, None, 0)}
     async with asyncio.timeout(1), keeper.aside():

@@ -60,7 +60,7 @@ def test_steps_of_an_engine_that_has_had_nothing_to_do_since_say_nothing() -> No
 
 def test_a_step_that_only_reads_a_part_of_a_prompt_counts_and_news_without_a_step_does_not() -> None:
     log = StepLog()
-    stats = SimpleNamespace(kv_cache_usage=0.25, num_waiting_reqs=0, num_skipped_waiting_reqs=0)
+    stats = SimpleNamespace(kv_cache_usage=0.25)
     log.record(stats, None, mm_cache_stats=None, engine_idx=0)
     log.record(stats, step(0.1))
     log.record(None, None)
@@ -76,13 +76,34 @@ def test_the_pace_of_tokens_is_that_of_steps_unless_a_step_brings_several() -> N
     assert (log.step_s(0.0), log.token_s(0.0)) == (pytest.approx(0.6), pytest.approx(0.2))
 
 
-def test_steps_after_which_a_request_waits_are_counted_in_a_row() -> None:
-    log, seen = StepLog(), []
-    for waiting, skipped in ((1, 0), (2, 0), (0, 0), (1, 0), (0, 1)):
-        stats = {"num_waiting_reqs": waiting, "num_skipped_waiting_reqs": skipped}
-        log.record(SimpleNamespace(kv_cache_usage=0.25, **stats), None)
-        seen.append(log.waiting_steps)
-    assert seen == [1, 2, 0, 1, 2]
+def test_a_gap_that_spans_steps_which_its_sequences_sat_out_is_no_step() -> None:
+    at = NOW
+    log = StepLog(lambda: at)
+    for _ in range(400):
+        at += 0.05
+        log.record(None, step(0.05))  # a user's
+    log.take()
+    at += 0.05
+    log.record(None, step(20.05, 20.05))  # rollouts are back
+    assert log.take().seconds <= 0.55
+    for _ in range(9):
+        at += 0.05
+        log.record(None, step(0.05))
+    at += 0.05
+    log.record(None, step(0.5, 0.5))
+    assert log.take().seconds == pytest.approx(10 * 0.05)
+
+
+def test_steps_that_are_told_of_late_and_together_are_as_long_as_they_were() -> None:
+    at = NOW
+    log = StepLog(lambda: at)
+    for _ in range(300):
+        at += 0.4
+        for _ in range(8):
+            log.record(None, step(0.05))
+    at += 7.0
+    log.record(None, step(7.0))  # a long prompt
+    assert log.take().seconds == pytest.approx(300 * 0.4 + 7.0)
 
 
 def test_users_answers_that_end_are_told_once_and_known_for_a_while() -> None:

@@ -139,6 +139,19 @@ async def test_rollouts_beyond_the_room_of_a_step_sit_it_out_beside_users_and_lo
         assert part.logprobs == pytest.approx(expected, abs=1e-3)
 
 
+async def test_users_who_come_at_once_all_count_before_they_are_begun(rig: Rig) -> None:
+    running = await rollouts(rig, 4, 60, give_way=False)
+    rig.engine.step_room.set(limit=6.0, weight=2.0)
+    try:
+        with watched(rig) as steps:
+            await asyncio.gather(*(user(rig, 2010 + number, tokens=8) for number in range(3)))
+    finally:
+        rig.engine.step_room.set(limit=math.inf, weight=1.0)
+    await asyncio.gather(*running)
+    together = [answers for prompts, answers in steps.seen if prompts > 100]
+    assert all(answers <= 3 for answers in together), "no rollout beside three users"
+
+
 async def test_rollouts_that_do_not_give_way_to_prompts_keep_to_the_room_of_a_step_too(rig: Rig) -> None:
     running = await rollouts(rig, 4, 60, give_way=False)
     rig.engine.step_room.set(limit=3.0, weight=1.0)
@@ -151,8 +164,8 @@ async def test_rollouts_that_do_not_give_way_to_prompts_keep_to_the_room_of_a_st
     assert [answers for prompts, answers in steps.seen if prompts] == [3], "the user and two rollouts"
 
 
-async def test_users_for_whom_a_step_has_nothing_do_not_keep_rollouts_from_ending(rig: Rig) -> None:
-    """Nobody is asked for a seat here either, and the room has none for rollouts beside the one who waits."""
+async def test_users_who_wait_for_a_seat_take_none_of_the_room_of_a_step(rig: Rig) -> None:
+    """Nobody is asked for a seat here either, and beside a user there is no room for rollouts."""
     running = await rollouts(rig, SEATS, 60)
     rig.engine.step_room.set(limit=1.0, weight=2.0)
     try:
