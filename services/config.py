@@ -366,7 +366,7 @@ class FleetOptions(Settings):
         if self.slo.guards and not self.harvest.preempt:
             raise ValueError(
                 f"slo.ttft_s={self.slo.ttft_s}, tpot_s={self.slo.tpot_s} cannot be kept with harvest.preempt=false: a"
-                " miss takes seats from rollouts"
+                " miss that lasts takes seats from rollouts"
             )
         return self
 
