@@ -22,7 +22,7 @@ def next_room(room: int, *, held: int, total: int, kv_usage: float, waited_s: fl
     `waited_s` is the longest that a user is without a first token now.
 
     >>> [next_room(32, held=20, total=32, kv_usage=0.95, waited_s=waited_s) for waited_s in (0.0, 0.2)]
-    [32, 15]
+    [20, 15]
     >>> [next_room(15, held=15, total=32, kv_usage=0.7, waited_s=waited_s) for waited_s in (0.2, 1.5)]
     [16, 11]
     >>> [next_room(8, held=8, total=32, kv_usage=0.3, waited_s=waited_s) for waited_s in (1.5, 3.5)]
@@ -31,7 +31,7 @@ def next_room(room: int, *, held: int, total: int, kv_usage: float, waited_s: fl
     edge = next((edge for after_s, edge in _EDGES if waited_s > after_s), math.inf)
     if kv_usage > edge:
         return held - math.ceil(_SHARE * held)
-    return room if kv_usage > KV_EDGE else min(total, room + 1)
+    return min(room, held) if kv_usage > KV_EDGE else min(total, room + 1)
 
 
 class CacheRoom:
@@ -52,6 +52,6 @@ class CacheRoom:
         waited_s = waited_s if known else 0.0
         before, kv_usage = self.seats, log.kv_usage
         self.seats = next_room(before, held=held, total=self._total, kv_usage=kv_usage, waited_s=waited_s)
-        if self.seats < before:
+        if self.seats < held:
             self._made_at = log.steps
         return self.seats != before

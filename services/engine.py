@@ -59,8 +59,10 @@ class EngineServer(LLMServer):  # type: ignore[misc]
             self._llm_config.get_or_create_callback().ctx.run_init_node = False
             room = SharedStepRoom()
             os.environ[VARIABLE] = room.place
-            await super().start()
-            del os.environ[VARIABLE]
+            try:
+                await super().start()
+            finally:
+                del os.environ[VARIABLE]
             if not room.found:
                 raise ConfigError("the engine has another scheduler than Nightshift's, which would not keep to the SLO")
             reopen_serve_log()  # what the engine imports may have closed it again

@@ -118,7 +118,7 @@ def next_headroom(
     reached: float = 1.0,
 ) -> Headroom:
     """After `dt` seconds more, at `now`, and these users; `load` were in the engine on average of late, before a crowd
-    among them came. Rollouts last held a seat at `beside_at`, and `added` says what they added to what a user felt.
+    among them came. Rollouts last had a turn at `beside_at`, and `added` says what they added to what a user felt.
     The engine worked on the share `reached` of the highest limit at its most of late: what users felt may have cost
     rollouts their room since.
 

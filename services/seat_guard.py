@@ -32,6 +32,8 @@ from services.user_window import Met
 
 _LEAST_SHARE = 0.1
 """Of the seats, beside users: a few rollouts can be seen to do no harm."""
+_ONE = 1.0 + 1e-6
+"""Rollout, whatever is added to it and taken off again."""
 _MIN_ROLLOUTS = 1
 """Of an engine without users: with none there would be nothing to learn from."""
 _SAME_S = 1.5
@@ -56,7 +58,7 @@ class Felt:
     sequences: float
     """In its steps: of rollouts that have a turn, and of users by their weight."""
     beside: bool
-    """Whether rollouts held a seat since the limit was last changed: only then is it to blame."""
+    """Whether rollouts had a turn since the limit was last changed: only then is it to blame."""
     taken: float = 0.0
     """Share of the last half second that rollouts took."""
     met_steps: int = 2
@@ -155,7 +157,7 @@ def most_limit(ceiling: float, seats: int, *, users: float, weight: float) -> fl
     >>> [most_limit(ceiling, 64, users=users, weight=2.0) for ceiling, users in ((0.5, 8), (0.3, 30), (0.1, 0))]
     [64.0, 66.4, 12.8]
     """
-    return max(ceiling * seats * weight, weight * users + _LEAST_SHARE * seats)
+    return max(ceiling * seats * weight, weight * users + max(_ONE, _LEAST_SHARE * seats))
 
 
 def step_limit(guard: Guard, now: float) -> float:

@@ -84,7 +84,7 @@ class SeatKeeper:
         """Of users' first tokens beside the engine: what is left of the target is the engine's."""
         self.users = UserSeats(self.resize)
         self.seats = Seats(0, pace=harvest.prefill_tokens)
-        self._turns = StepTurns(engine.step_room, self.seats, clock())
+        self._turns = StepTurns(engine.step_room, self.seats, total, clock())
         self.resize()
 
     @property
@@ -204,6 +204,8 @@ class SeatKeeper:
         room = step_limit(self._guard, self._clock()) if self._guards else math.inf
         self._engine.step_room.set(room, self.account.weight.value)
         capacity = min(self._allowed(), *(bound.seats for bound in others))
+        if self._guards and self._engine.step_log.kv_usage > KV_EDGE:
+            capacity = 0
         if most is None:
             self.seats.resize(capacity)
         else:
@@ -222,7 +224,7 @@ class SeatKeeper:
         ended = self._engine.step_log.ended.take()
         self._window.look(now, self._engine.users(), ended=ended, still=self._still_until())
         self.account.weight.learn(self._window.left)
-        self._turns.look(now, self.users.held)
+        self._turns.look(now, self._users_in_steps)
         self._mind_steps(now, before)
         self._mind_cache(now)
         if self._guards:
@@ -236,7 +238,7 @@ class SeatKeeper:
         self.account.look(
             now,
             self._engine.step_log.take(),
-            Present(users, seats.held, seats.starting, seats.begun, self._turns.beside(users)),
+            Present(users, seats.held, seats.starting, seats.begun, self._turns.beside(self._users_in_steps)),
             users_tokens=self._window.tokens,
             came=min((user.arrived for user in self._engine.users().values()), default=now),
             usual=self._still_until() < before and not self._arriving(),
@@ -337,9 +339,14 @@ class SeatKeeper:
         return self._lessons.load if self._users_of_late(self._clock()) else 0.0
 
     @property
+    def _users_in_steps(self) -> int:
+        """As the engine counts: sequences that have ended do not, nor those who find no seat."""
+        return min(len(self._engine.users()), self._total - self.seats.held)
+
+    @property
     def _sequences(self) -> float:
         """In a step of now, of which users count by their weight."""
-        users = min(self.users.held, self._total - self.seats.held)
+        users = self._users_in_steps
         return self.account.weight.value * users + self._turns.beside(users)
 
     def _pace(self) -> int:
@@ -366,7 +373,7 @@ class SeatKeeper:
             mean=self._mean_users,
             weight=self.account.weight.value,
         )
-        return min(found, self.seats.held) if self._engine.step_log.kv_usage > KV_EDGE else found
+        return min(found, self._turns.most(now, self._slo.window_s))
 
     def _bounds(self) -> list[Bound]:
         """Whatever users do."""
@@ -387,6 +394,5 @@ class SeatKeeper:
             return [Bound(self._allowed(), CutCause.LEND)]
         held, guarded = self.users.held, None
         if self._slo.guards:
-            # who has no turn for so long grows stale in a seat
-            guarded = 0 if self._turns.waited_s(self._clock()) >= self._slo.window_s else None
+            guarded = self._turns.most(self._clock(), self._slo.window_s)
         return beside_users(self._total, self._harvest.user_reserve, held, guarded=guarded)

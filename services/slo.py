@@ -16,8 +16,8 @@ class SloConfig(Settings):
     window_s: float = Field(default=10.0, gt=0, le=300)
     """How far back the percentiles look, and at most that for users at their most, for whom seats are kept free."""
     most_headroom: float = Field(default=0.9, gt=0, le=1)
-    """Largest share of what users alone leave of a target, beyond which rollouts get less of the engine. The one in force is
-    learned from users, from 0.8 of this on, between 0.2 of it and all of it."""
+    """Largest share of what users alone leave of a target, beyond which rollouts get less of the engine. The one in
+    force is learned from users, from 0.8 of this on, between 0.2 of it and all of it."""
     miss_share: float = Field(default=0.003, gt=0, le=0.5)
     """Share of users that rollouts may have miss a target: where more of those who had rollouts beside them miss one
     that they would not have missed alone, the headroom sinks, else it rises."""

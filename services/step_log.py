@@ -15,7 +15,7 @@ _STEPS = 2048
 """Remembered: more than fill half a second on the fastest engine."""
 EVIDENCE_S = 0.5
 """A mean is taken over so long at least: of a few short steps one with a prefill would be all of it."""
-_MOST_UNTOLD_S = 0.5
+_MOST_UNTOLD_S = 0.3
 """What tells of steps may be as late, and then tells of several at once."""
 _FRESH_S = 1.0
 """A step that ended longer ago says nothing of now."""

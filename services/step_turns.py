@@ -2,33 +2,40 @@
 
 import math
 
+from services.recent_peak import RecentPeak
 from services.seats import Seats
 from services.step_room import StepRoom
+
+_LONGEST_S = 300.0
+"""Of a window, see `SloConfig.window_s`."""
 
 
 class StepTurns:
     """Look by look."""
 
-    def __init__(self, room: StepRoom, seats: Seats, now: float) -> None:
-        """From `now` (monotonic) on."""
+    def __init__(self, room: StepRoom, seats: Seats, total: int, now: float) -> None:
+        """Of an engine with `total` seats, from `now` (monotonic) on."""
         self._room = room
         self._seats = seats
-        self._waits_since = now
+        self._total = total
+        self._most = RecentPeak(_LONGEST_S)
+        self._most.set(now, total)
         self.had_at = -math.inf
         """When a rollout last had one."""
 
     def beside(self, users: int) -> int:
-        """How many have one in a step with so many users."""
-        room, held = self._room.rollouts(users), self._seats.held
-        return held if room is None else min(room, held)
+        """How many rollouts have one in a step with so many users."""
+        return min(self._seats.held, self._fitting(users))
 
     def look(self, now: float, users: int) -> None:
         """There are so many users."""
-        if self.beside(users):
-            self.had_at = self._waits_since = now
-        elif not self._seats.held:
-            self._waits_since = now
+        self.had_at = now if self.beside(users) else self.had_at
+        self._most.set(now, self._fitting(users))
 
-    def waited_s(self, now: float) -> float:
-        """For how long all of them have waited for one."""
-        return now - self._waits_since
+    def most(self, now: float, within_s: float) -> int:
+        """Rollouts that could have had one within so long: others wait for nothing, and grow stale."""
+        return self._most.most(now, within_s)
+
+    def _fitting(self, users: int) -> int:
+        room = self._room.rollouts(users)
+        return self._total if room is None else min(room, self._total)

@@ -23,9 +23,6 @@ from services.patient_reads import read_patiently
 from services.priorities import ROLLOUT, USER
 from services.step_room import found_room
 
-_EMPTY = 2
-"""Steps: of a pipeline every second one may be."""
-
 
 class _UsersFirst(Scheduler):  # type: ignore[misc]
     """Rollouts keep their seats and what is computed of them, and get no token in such a step."""
@@ -37,6 +34,8 @@ class _UsersFirst(Scheduler):  # type: ignore[misc]
         self._room = found_room(os.environ)
         self._free = 0
         """Rollouts that the step has room for beyond those that run."""
+        self._most_empty = max(2, int(self.vllm_config.parallel_config.pipeline_parallel_size))
+        """Steps in a row: with a pipeline one user's have others between them that are nobody's."""
         self._empty = 0
         """Steps in a row that had nobody: rollouts that wait do not help users who wait for what those hold."""
 
@@ -44,7 +43,7 @@ class _UsersFirst(Scheduler):  # type: ignore[misc]
         awaited = self._awaited()
         self._alone = self._turns.next(awaited=bool(awaited))
         rollouts = [request for request in self.running if _is_rollout(request)]
-        room = None if self._empty >= _EMPTY else self._room.rollouts(self._users())
+        room = None if self._empty >= self._most_empty else self._room.rollouts(self._users())
         for request in self._left_out(rollouts, room):
             # counted up before it is compared; later where a pipeline has not its token yet
             request.next_decode_eligible_step = max(request.next_decode_eligible_step, self.current_step + 2)
@@ -65,10 +64,11 @@ class _UsersFirst(Scheduler):  # type: ignore[misc]
         return aside if room is None else [*aside, *rollouts[room:]]
 
     def _users(self) -> int:
-        """In the step: those who run, and those who wait as far as there are seats."""
+        """In the step: those who run, and those who wait and can be begun, as far as there are seats."""
         free = max(0, self.max_num_active_reqs - len(self.running))
-        following = islice(takewhile(_comes_first, self.waiting), free) if self.waiting else ()
-        return sum(map(_comes_first, self.running)) + sum(1 for _ in following)
+        following = islice(takewhile(_comes_first, self.waiting), free) if free and self.waiting else ()
+        begun = sum(not self._is_blocked_waiting_status(request.status) for request in following)
+        return sum(map(_comes_first, self.running)) + begun
 
     def _awaited(self) -> set[str]:
         """Requests that come first and have not all of their prompt computed: those in the engine, and the next one if

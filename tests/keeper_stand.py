@@ -1,5 +1,7 @@
 """A seat keeper, and what it sees of an engine, at a clock that a test moves."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -14,6 +16,10 @@ from services.user_window import RequestTimes
 
 TOTAL, RESERVE = 16, 2
 SLO = SloConfig(ttft_s=0.2, tpot_s=0.06, increase_per_s=10)
+
+
+STEADY = SloConfig(ttft_s=1e3, tpot_s=1e3, increase_per_s=1e-6)
+"""Under which the limit stays what it is."""
 
 
 @dataclass
@@ -65,6 +71,15 @@ def look(keeper: SeatKeeper, engine: Engine, times: int = 1) -> None:
 
 def sat(keeper: SeatKeeper, count: int) -> list[Ticket]:
     return [keeper.seats.ask(prefill=1) for _ in range(count)]
+
+
+@contextmanager
+def crowd(keeper: SeatKeeper, engine: Engine, count: int) -> Iterator[None]:
+    """So many users in the engine, who have most of long answers."""
+    with keeper.users.hold(count):
+        engine.requests = {str(number): RequestTimes(engine.now, engine.now, engine.now, 900) for number in range(count)}
+        yield
+    engine.requests = {}
 
 
 def work(keeper: SeatKeeper, engine: Engine, *, steps: int, seconds: float = 0.02, sequences: int = 1) -> None:

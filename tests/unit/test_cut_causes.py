@@ -16,7 +16,7 @@ from services.seats import Ticket
 from services.slo import SloConfig
 from services.user_window import RequestTimes
 from tests.harvest_stand import Stand, request
-from tests.keeper_stand import SLO, TOTAL, Engine, keeper_of, look, sat, step, work
+from tests.keeper_stand import STEADY, TOTAL, Engine, crowd, keeper_of, look, sat, step, work
 
 
 def causes(tickets: list[Ticket]) -> Counter[CutCause]:
@@ -36,14 +36,16 @@ async def test_a_user_without_a_seat_is_one_cause_and_other_settings_are_another
 
 async def test_to_have_no_turn_for_a_window_is_the_slos_doing_and_a_breach_cuts_nobody() -> None:
     engine = Engine()
-    keeper = keeper_of(engine, SLO.model_copy(update={"increase_per_s": 1e-6}))
+    keeper = keeper_of(engine)
     tickets = sat(keeper, TOTAL)
     engine.requests["late"] = RequestTimes(engine.now, None, None, 0)
     for _ in range(3):
         work(keeper, engine, steps=5, sequences=TOTAL)
     assert (keeper.breaches, causes(tickets)) == (1, {})
-    engine.requests = {}
-    with keeper.users.hold(5):
+    engine = Engine()
+    keeper = keeper_of(engine, STEADY)
+    tickets = sat(keeper, TOTAL)
+    with crowd(keeper, engine, 5):
         look(keeper, engine, 110)
         assert causes(tickets) == {CutCause.SLO: 3}
 

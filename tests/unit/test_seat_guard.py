@@ -21,6 +21,7 @@ from services.seat_guard import (
     step_limit,
 )
 from services.slo import SloConfig
+from services.step_room import StepRoom
 from services.user_window import Met, Pace
 
 TICK = 0.1
@@ -275,13 +276,17 @@ def test_what_was_let_in_under_a_higher_limit_does_not_lower_the_limit_of_now_fu
     assert after(Guard(20.0), replace(long, sequences=40.0)) == Guard(20.0)
 
 
-@given(ceiling=st.floats(0, 1), users=st.floats(0, 64), weight=st.floats(1, 8))
-def test_whatever_the_ceiling_a_few_rollouts_have_seats_beside_users(
-    ceiling: float, users: float, weight: float
+@given(
+    ceiling=st.floats(0, 1), users=st.integers(1, 64), weight=st.floats(1, 8), seats=st.sampled_from([4, 8, 10, 16, 64])
+)
+def test_whatever_the_ceiling_a_few_rollouts_have_seats_and_turns_beside_users(
+    ceiling: float, users: int, weight: float, seats: int
 ) -> None:
-    most = most_limit(ceiling, 64, users=users, weight=weight)
-    assert guarded_seats(Guard(most), 1.0, total=128, reserve=0, users=64, mean=users, weight=weight) >= 6
-    assert most <= max(64 * weight, users * weight + 6.4)
+    most, room, few = most_limit(ceiling, seats, users=users, weight=weight), StepRoom(), max(1, seats // 10)
+    room.set(step_limit(Guard(most), 1.0), weight)
+    found = guarded_seats(Guard(most), 1.0, total=128, reserve=0, users=users, mean=users, weight=weight)
+    assert min(found, room.rollouts(users) or 0) >= few
+    assert most <= max(seats * weight, users * weight + few + 1)
 
 
 @pytest.mark.parametrize("kv_usage", [0.5, 0.95])

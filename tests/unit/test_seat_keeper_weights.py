@@ -75,7 +75,7 @@ async def test_seats_that_an_arrival_of_weights_costs_are_back_after_it_and_gone
     engine.requests = {"late": RequestTimes(engine.now, None, None, 0)}
     work(keeper, engine, steps=25)
     engine.requests = {}
-    assert (keeper.breaches, keeper.limit) == (1, int(0.7 * (TOTAL - RESERVE)))
+    assert (keeper.breaches, keeper.limit) == (1, int(0.7 * (TOTAL - RESERVE + 1)))
 
     engine.arriving = False
     look(keeper, engine, 1)
@@ -85,7 +85,7 @@ async def test_seats_that_an_arrival_of_weights_costs_are_back_after_it_and_gone
 
     engine.arriving = True
     look(keeper, engine, 1)
-    assert keeper.seats.capacity <= int(0.7 * (TOTAL - RESERVE)) + 1
+    assert keeper.seats.capacity <= int(0.7 * (TOTAL - RESERVE + 1)) + 1
 
 
 async def test_what_users_feel_while_weights_are_replaced_costs_rollouts_nothing(engine: Engine) -> None:
