@@ -66,7 +66,7 @@ async def test_a_crowd_takes_the_room_of_steps_at_once_and_seats_when_nobody_has
             assert not any(t.wanted.done() for t in tickets), f"users come and go, {crowds}"
         look(keeper, engine)
     with crowd(keeper, engine, 5):
-        look(keeper, engine, 101)
+        look(keeper, engine, 103)
         assert [t.wanted.done() for t in tickets[:3]] == [True] * 3
         assert (keeper.seats.capacity, keeper.crowded) == (0, True)
 
