@@ -77,7 +77,9 @@ def sat(keeper: SeatKeeper, count: int) -> list[Ticket]:
 def crowd(keeper: SeatKeeper, engine: Engine, count: int) -> Iterator[None]:
     """So many users in the engine, who have most of long answers."""
     with keeper.users.hold(count):
-        engine.requests = {str(number): RequestTimes(engine.now, engine.now, engine.now, 900) for number in range(count)}
+        engine.requests = {
+            str(number): RequestTimes(engine.now, engine.now, engine.now, 900) for number in range(count)
+        }
         yield
     engine.requests = {}
 

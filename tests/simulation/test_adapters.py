@@ -10,6 +10,7 @@ from deploy.simulation.engine import Engine, Sequence
 from deploy.simulation.scene import Scene
 from rollout.errors import ConfigError
 from services.config import FleetOptions
+from services.step_room import StepRoom
 from tests.simulation.kit import MODEL, SEATS, TRAINING, Bench, scene, told
 
 
@@ -42,7 +43,7 @@ def test_rollouts_on_an_adapter_slow_the_steps_that_they_are_in() -> None:
     for slowness in (1.0, 3.0):
         model = MODEL.model_copy(update={"drift": 0.0, "adapter_slowness": slowness})
         for user, factor in ((True, 1.0), (False, slowness)):
-            engine = Engine(model, most_tokens=64, adapters=True, seed=0)
+            engine = Engine(model, most_tokens=64, adapters=True, room=StepRoom(), seed=0)
             engine.running = [Sequence(10, 5, 0, user=True), Sequence(10, 5, 0, user=user)]
             engine.begin(0.0)
             assert engine.ends_at == pytest.approx(factor * model.step_s(2))

@@ -15,6 +15,7 @@ from rollout.errors import ConfigError
 from services.config import FleetOptions
 from services.push_config import PushConfig
 from services.slo import SloConfig
+from services.step_room import StepRoom
 from tests.simulation.kit import MODEL, SEATS, TRAINING, Bench, scene, told
 from trainer.config import StalenessConfig
 
@@ -201,7 +202,7 @@ def test_weights_that_come_while_others_arrive_go_in_after_those() -> None:
 
 
 def test_a_step_with_a_token_for_each_sequence_computes_no_prompt() -> None:
-    engine = Engine(MODEL, most_tokens=3, seed=0)
+    engine = Engine(MODEL, most_tokens=3, room=StepRoom(), seed=0)
     decoding = [Sequence(10, 5, 0, user=False) for _ in range(3)]
     late = Sequence(20, 5, 20, user=True)
     engine.running = [*decoding, late]
@@ -316,3 +317,16 @@ def test_a_promise_that_the_idle_engine_cannot_keep_is_refused_with_both_values(
         replace(scene(), promise=SloConfig(tpot_s=0.01)).check()
     with pytest.raises(ConfigError, match="both missing"):
         replace(scene(), promise=SloConfig()).check()
+
+
+def test_rollouts_beyond_the_room_of_a_step_sit_it_out_beside_users() -> None:
+    room = StepRoom()
+    room.set(limit=4.0, weight=2.0)
+    engine = Engine(MODEL, most_tokens=64, room=room, seed=0)
+    rollouts, user = [Sequence(10, 5, 0, user=False) for _ in range(4)], Sequence(10, 1, 0, user=True)
+    engine.running = [*rollouts, user]
+    engine.begin(0.0)
+    assert set(engine.end()[0]) == {*rollouts[:2], user}, "the oldest have the room"
+    engine.running = rollouts
+    engine.begin(1.0)
+    assert set(engine.end()[0]) == set(rollouts)
