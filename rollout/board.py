@@ -167,8 +167,8 @@ class Heartbeat:
     """Rollouts that the SLO would have room for without users, of whom each takes the room of some; None without an
     SLO."""
     slo_headroom: float | None = None
-    """Share of what users alone leave of the SLO's targets, beyond which rollouts get less of the engine, as learned from
-    users at the load of now; None without an SLO and on a replica that is lent as a whole."""
+    """Share of what users alone leave of the SLO's targets, beyond which rollouts get less of the engine, as learned
+    from users at the load of now; None without an SLO and on a replica that is lent as a whole."""
     slo_breaches: int = 0
     """Times that rollouts lost every step since users' latency was outside the SLO."""
     user_failures: int = 0
