@@ -119,8 +119,7 @@ def next_headroom(
 ) -> Headroom:
     """After `dt` seconds more, at `now`, and these users; `load` were in the engine on average of late, before a crowd
     among them came. Rollouts last had a turn at `beside_at`, and `added` says what they added to what a user felt.
-    The engine worked on the share `reached` of the highest limit at its most of late: what users felt may have cost
-    rollouts their room since.
+    At its most of late the engine worked on the share `reached` of the highest limit; it may be on less since.
 
     >>> slo, before = SloConfig(ttft_s=1.0, most_headroom=0.9, miss_share=0.01), Headroom(flat(0.7))
     >>> def after(before, ended, now=4.0, beside_at=3.0, by=Added(0.6, 0.0)):

@@ -7,7 +7,7 @@ from services.config import HarvestConfig
 from services.idle_speed import IdleSpeed
 from services.slo import SloConfig
 from services.user_window import RequestTimes
-from tests.keeper_stand import RESERVE, SLO, STEADY, TOTAL, Engine, crowd, keeper_of, late_user, look, sat, step, work
+from tests.keeper_stand import RESERVE, SLO, TOTAL, Engine, keeper_of, late_user, look, sat, step, work
 
 
 @pytest.fixture
@@ -52,52 +52,6 @@ async def test_users_cut_only_those_whose_seats_they_need(engine: Engine) -> Non
         assert sum(t.wanted.done() for t in tickets) == 1  # 14 held, and no more than 13 beside 3 users fit
 
 
-async def test_a_crowd_takes_the_room_of_steps_at_once_and_seats_when_nobody_has_a_turn_for_a_window(
-    engine: Engine,
-) -> None:
-    keeper = keeper_of(engine, STEADY)
-    tickets = sat(keeper, TOTAL)
-    assert (keeper.limit, keeper.seats.held) == (3, 3)
-    for crowds in range(3):
-        with crowd(keeper, engine, 5):
-            assert [engine.step_room.rollouts(users) for users in (0, 5)] == [None, 0]
-            assert engine.step_room.rollouts(1)
-            look(keeper, engine, 90)
-            assert not any(t.wanted.done() for t in tickets), f"users come and go, {crowds}"
-        look(keeper, engine)
-    with crowd(keeper, engine, 5):
-        look(keeper, engine, 103)
-        assert [t.wanted.done() for t in tickets[:3]] == [True] * 3
-        assert (keeper.seats.capacity, keeper.crowded) == (0, True)
-
-
-async def test_who_left_for_want_of_a_turn_is_let_in_when_there_is_one_and_not_before(engine: Engine) -> None:
-    keeper = keeper_of(engine, STEADY)
-    tickets, cuts = sat(keeper, TOTAL), 0
-    with crowd(keeper, engine, 3):
-        for _ in range(400):
-            look(keeper, engine)
-            for place, ticket in enumerate(tickets):
-                if ticket.wanted.done():
-                    cuts += 1
-                    keeper.seats.leave(ticket)
-                    tickets[place] = keeper.seats.ask(prefill=1, again=ticket)
-    assert (cuts, keeper.seats.held) == (3, 0)
-    look(keeper, engine, 20)
-    assert keeper.seats.held == 3
-
-
-async def test_who_is_let_in_when_a_crowd_has_gone_is_not_cut_for_it(engine: Engine) -> None:
-    keeper = keeper_of(engine, STEADY)
-    with keeper.users.hold(TOTAL):
-        look(keeper, engine, 600)
-        assert keeper.seats.capacity == 0
-    tickets = sat(keeper, TOTAL)
-    look(keeper, engine, 120)
-    assert keeper.seats.held == 3
-    assert not any(t.wanted.done() for t in tickets)
-
-
 async def test_nobody_is_let_in_while_the_cache_is_nearly_full(engine: Engine) -> None:
     keeper = keeper_of(engine)
     tickets = sat(keeper, TOTAL)
@@ -113,14 +67,6 @@ async def test_nobody_is_let_in_while_the_cache_is_nearly_full(engine: Engine) -
     step(engine, 0.5, waiting=0)
     look(keeper, engine)
     assert keeper.seats.held == TOTAL - RESERVE - 3, "one more at each look"
-
-
-async def test_users_of_the_moment_are_a_crowd_before_their_mean_is_one(engine: Engine) -> None:
-    keeper = keeper_of(engine)
-    sat(keeper, TOTAL)
-    assert not keeper.crowded
-    with keeper.users.hold(3):
-        assert (keeper.seats.capacity, keeper.crowded) == (3, True)
 
 
 async def test_a_user_for_whose_prompt_the_cache_has_no_room_gets_that_of_the_newest_rollouts(engine: Engine) -> None:
@@ -250,21 +196,6 @@ async def test_without_an_slo_prompts_of_rollouts_make_no_step_more_than_twice_a
     assert keeper.seats.pace == 200
     keeper.calibrate(IdleSpeed(0.05, 0.02, 8.0, prefill_token_s=0.001))
     assert keeper.seats.pace == int(TOTAL * 0.02 / 8.0 / 0.001)
-
-
-async def test_a_breach_takes_every_step_and_no_seat_and_is_counted(engine: Engine) -> None:
-    keeper = keeper_of(engine)
-    tickets = sat(keeper, TOTAL)
-    look(keeper, engine, 5)
-    engine.requests["late"] = RequestTimes(engine.now, None, None, 0)
-    for _ in range(3):
-        work(keeper, engine, steps=5)
-    assert (keeper.breaches, keeper.seats.capacity, engine.step_room.rollouts(1)) == (1, 0, 0)
-    assert not any(t.wanted.done() for t in tickets)
-    engine.requests = {}
-    look(keeper, engine, 6)
-    assert keeper.seats.capacity > 0
-    assert engine.step_room.rollouts(1)
 
 
 async def test_what_was_learned_stays_where_the_slo_does(engine: Engine) -> None:

@@ -3,8 +3,9 @@
 import asyncio
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from vllm import SamplingParams
 from vllm.inputs import tokens_input
 
 from rollout.types import Partial, Sampling
+from services.priorities import CANARY, ROLLOUT, USER
 from services.rehearsal import independent_logprobs
 from services.step_log import StepLog
 from services.swap import WeightSwap
+from services.users_first import _UsersFirst
 from tests.engine_rig import SEATS, Rig
 
 pytestmark = pytest.mark.timeout(600)
@@ -60,6 +63,25 @@ async def rollouts(rig: Rig, count: int, tokens: int, *, give_way: bool = True) 
     return running
 
 
+def lost_nothing(rig: Rig, parts: Sequence[Partial | None], tokens: int) -> None:
+    """All have so many tokens or an end, with the model's own logprobs."""
+    for i, part in enumerate(parts):
+        assert part is not None
+        assert len(part.token_ids) == tokens or part.finished
+        expected = independent_logprobs(rig.model, ((*PROMPT, i, *part.token_ids),))[0][len(PROMPT) :]
+        assert part.logprobs == pytest.approx(expected, abs=1e-3)
+
+
+@contextmanager
+def room(rig: Rig, limit: float, weight: float) -> Iterator[None]:
+    """Of its steps, for rollouts and users."""
+    rig.engine.step_room.set(limit, weight)
+    try:
+        yield
+    finally:
+        rig.engine.step_room.set(limit=math.inf, weight=1.0)
+
+
 async def test_the_step_that_computes_a_users_prompt_is_without_rollouts_which_lose_nothing_by_it(rig: Rig) -> None:
     running = await rollouts(rig, SEATS - 1, 120)
     with watched(rig) as steps:
@@ -68,11 +90,7 @@ async def test_the_step_that_computes_a_users_prompt_is_without_rollouts_which_l
     parts = [await task for task in running]
     assert [answers for prompts, answers in steps.seen if prompts] == [1] * 5
     assert [answers for prompts, answers in steps.seen if not prompts and answers >= SEATS - 1]
-    for i, part in enumerate(parts):
-        assert part is not None
-        assert len(part.token_ids) == 120 or part.finished
-        expected = independent_logprobs(rig.model, ((*PROMPT, i, *part.token_ids),))[0][len(PROMPT) :]
-        assert part.logprobs == pytest.approx(expected, abs=1e-3)
+    lost_nothing(rig, parts, 120)
 
 
 async def test_rollouts_go_on_where_somebody_always_waits_for_a_first_token(rig: Rig) -> None:
@@ -122,44 +140,46 @@ async def test_an_engine_tells_of_answers_that_ended_between_two_looks_and_of_no
 
 async def test_rollouts_beyond_the_room_of_a_step_sit_it_out_beside_users_and_lose_nothing_by_it(rig: Rig) -> None:
     running = await rollouts(rig, SEATS - 1, 100)
-    rig.engine.step_room.set(limit=4.0, weight=2.0)
-    try:
-        with watched(rig) as steps:
-            await user(rig, 800, tokens=30)
-    finally:
-        rig.engine.step_room.set(limit=math.inf, weight=1.0)
+    with room(rig, limit=4.0, weight=2.0), watched(rig) as steps:
+        await user(rig, 800, tokens=30)
     parts = [await task for task in running]
     answers = [answers for prompts, answers in steps.seen if not prompts]
     assert answers.count(3) > 20, "the user and two rollouts"
-    assert max(answers) <= SEATS
-    for i, part in enumerate(parts):
-        assert part is not None
-        assert len(part.token_ids) == 100 or part.finished
-        expected = independent_logprobs(rig.model, ((*PROMPT, i, *part.token_ids),))[0][len(PROMPT) :]
-        assert part.logprobs == pytest.approx(expected, abs=1e-3)
+    lost_nothing(rig, parts, 100)
 
 
-async def test_users_who_come_at_once_all_count_before_they_are_begun(rig: Rig) -> None:
-    running = await rollouts(rig, 4, 60, give_way=False)
-    rig.engine.step_room.set(limit=6.0, weight=2.0)
-    try:
-        with watched(rig) as steps:
-            await asyncio.gather(*(user(rig, 2010 + number, tokens=8) for number in range(3)))
-    finally:
-        rig.engine.step_room.set(limit=math.inf, weight=1.0)
+async def test_users_who_fill_the_room_of_a_step_leave_rollouts_none(rig: Rig) -> None:
+    running = await rollouts(rig, 4, 80)
+    with room(rig, limit=6.0, weight=2.0), watched(rig) as steps:
+        await asyncio.gather(*(user(rig, 2010 + number, tokens=20) for number in range(3)))
     await asyncio.gather(*running)
-    together = [answers for prompts, answers in steps.seen if prompts > 100]
-    assert all(answers <= 3 for answers in together), "no rollout beside three users"
+    answers = [answers for prompts, answers in steps.seen if not prompts]
+    assert answers.count(3) > 5, "three users: two would have two rollouts beside them, and none four"
+
+
+def test_users_who_wait_count_as_far_as_they_can_be_begun() -> None:
+    def request(priority: int, status: str = "waiting") -> SimpleNamespace:
+        return SimpleNamespace(priority=priority, status=status)
+
+    def users(seats: int, *waiting: SimpleNamespace) -> int:
+        scheduler = SimpleNamespace(
+            running=[request(USER), request(ROLLOUT)],
+            waiting=waiting,
+            max_num_active_reqs=seats,
+            _is_blocked_waiting_status=lambda status: status == "blocked",
+        )
+        return _UsersFirst._users(scheduler)
+
+    three = (request(CANARY), request(USER), request(USER), request(ROLLOUT))
+    assert [users(seats, *three) for seats in (2, 3, 4, 9)] == [1, 2, 3, 4]
+    assert users(9) == 1
+    assert users(9, request(USER, "blocked"), request(USER)) == 2
 
 
 async def test_rollouts_that_do_not_give_way_to_prompts_keep_to_the_room_of_a_step_too(rig: Rig) -> None:
     running = await rollouts(rig, 4, 60, give_way=False)
-    rig.engine.step_room.set(limit=3.0, weight=1.0)
-    try:
-        with watched(rig) as steps:
-            await user(rig, 2001, tokens=8)
-    finally:
-        rig.engine.step_room.set(limit=math.inf, weight=1.0)
+    with room(rig, limit=3.0, weight=1.0), watched(rig) as steps:
+        await user(rig, 2001, tokens=8)
     await asyncio.gather(*running)
     assert [answers for prompts, answers in steps.seen if prompts] == [3], "the user and two rollouts"
 
@@ -167,10 +187,7 @@ async def test_rollouts_that_do_not_give_way_to_prompts_keep_to_the_room_of_a_st
 async def test_users_who_wait_for_a_seat_take_none_of_the_room_of_a_step(rig: Rig) -> None:
     """Nobody is asked for a seat here either, and beside a user there is no room for rollouts."""
     running = await rollouts(rig, SEATS, 60)
-    rig.engine.step_room.set(limit=1.0, weight=2.0)
-    try:
+    with room(rig, limit=1.0, weight=2.0):
         async with asyncio.timeout(120):
             await user(rig, 998, tokens=4)
             assert all(part is not None for part in await asyncio.gather(*running))
-    finally:
-        rig.engine.step_room.set(limit=math.inf, weight=1.0)
