@@ -1,4 +1,4 @@
-"""The share of a target at which rollouts get fewer seats follows who misses it."""
+"""The share of a target at which rollouts get less of the engine follows who misses it."""
 
 import math
 import random

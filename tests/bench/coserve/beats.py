@@ -29,7 +29,7 @@ class Beat:
     """What the guard has learned so far: rollouts that the SLO would have room for without users. None without an
     SLO."""
     headroom: float | None = None
-    """And the share of the SLO at which rollouts get fewer seats; the mean of several replicas."""
+    """And the share of the SLO at which rollouts get less of the engine; the mean of several replicas."""
 
 
 def beat_of(heartbeats: Sequence[Heartbeat]) -> Beat:
