@@ -188,6 +188,9 @@ class Heartbeat:
     """Pushes since start by their `felt_s`: up to each of FELT_BOUNDS_S but above the one before, and above all."""
     push_felt_sum_s: float = 0.0
     """Of all of those."""
+    seats_sitting_out: int = 0
+    """Of `seats_rollouts`, those that have no token in a step beside the users of now, so that these stay inside the
+    SLO."""
     max_seats: int | None = None
     """Most that rollouts may hold by the settings in force, which may have changed since start; None where only users
     bound them."""

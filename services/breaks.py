@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -15,21 +16,31 @@ _LOOK_S = 0.02
 """Between two looks of a thread that is held."""
 
 
+class Pace(IntEnum):
+    """What a thread is to do now."""
+
+    FREE = 0
+    """Nobody waits for what it takes."""
+    GENTLE = 1
+    """To rest between pieces."""
+    HELD = 2
+    """To rest until it is told something else."""
+
+
 class Breaks:
-    """Of one thread, which rests `most_s` in all and goes on without rests then: what it does has an end to reach. Some
-    of that is for the times in which it is held."""
+    """Of one thread, which rests `most_s` in all and goes on without rests then: what it does has an end to reach."""
 
     def __init__(
         self,
         *,
         most_s: float,
-        held: Callable[[], bool] = lambda: False,
+        pace: Callable[[], Pace] = lambda: Pace.GENTLE,
         computed: Callable[[], float] = time.thread_time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """While it is `held` it rests; `computed` says how many seconds of a processor the thread has had."""
+        """`computed` says how many seconds of a processor the thread has had."""
         self._left_s = most_s
-        self._held = held
+        self._pace = pace
         self._computed = computed
         self._sleep = sleep
         self._since = computed()
@@ -43,9 +54,10 @@ class Breaks:
     def take(self) -> None:
         """Where one is due, and then for as long as the thread is held."""
         if (worked_s := self._computed() - self._since) >= _PIECE_S:
-            self._rest(_REST * worked_s)
+            if self._pace() is not Pace.FREE:
+                self._rest(_REST * worked_s)
             self._since = self._computed()
-        while self._left_s > 0 and self._held():
+        while self._left_s > 0 and self._pace() is Pace.HELD:
             self._rest(_LOOK_S)
 
     def _rest(self, seconds: float) -> None:

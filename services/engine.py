@@ -14,7 +14,6 @@ from ray import serve
 from ray.llm._internal.serve.core.server.llm_server import LLMServer
 from ray.serve.llm import LLMConfig
 
-from rollout.errors import ConfigError
 from rollout.redis_store import RedisStore
 from services.cache_salt import salted
 from services.config import FleetConfig
@@ -63,8 +62,7 @@ class EngineServer(LLMServer):  # type: ignore[misc]
                 await super().start()
             finally:
                 del os.environ[VARIABLE]
-            if not room.found:
-                raise ConfigError("the engine has another scheduler than Nightshift's, which would not keep to the SLO")
+            room.check()
             reopen_serve_log()  # what the engine imports may have closed it again
             await asyncio.to_thread(unlink_below, os.getpid())
             self._vllm = engine = VllmEngine(self.engine._engine_client, room)

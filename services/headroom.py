@@ -56,9 +56,11 @@ _NEAR, _CALM_S, _GROW_S = 0.8, 30.0, 75.0
 grows by a factor of e in the last: by time and not by users, of whom a quiet engine would need an hour's to make up for
 one that missed."""
 _HIGHEST = flat(1.0)
-_FIRST_CEILING = flat(0.3, alone=1.0)
-"""Beside users of whom nothing is known: those who come before anything is learned find no more than that. Beside users
-who are far inside it is all after two minutes."""
+_BESIDE = 0.3
+_FIRST_CEILING = flat(_BESIDE, alone=1.0)
+"""Beside users of whom nothing is known: those who come before anything is learned find no more than that."""
+LEARNED_S = _CALM_S - _GROW_S * math.log(_BESIDE)
+"""Beside users who are far inside, until the ceiling holds nothing back any more: two minutes."""
 _SILENT_S = 30.0
 """Without a user who teaches, before what was learned is forgotten."""
 _FORGET_S = 300.0

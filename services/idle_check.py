@@ -85,12 +85,13 @@ class IdleCheck:
         return None
 
 
-def missed(slo: SloConfig, idle: IdleSpeed, *, way_s: float, gives_way: bool, shares: bool) -> str:
-    """Why users miss a target with nobody beside them or, where they `share` the engine with rollouts, why those get no
-    seat; empty where both are well.
+def missed(slo: SloConfig, idle: IdleSpeed, *, seats: int, way_s: float, gives_way: bool, shares: bool) -> str:
+    """Why users miss a target with nobody beside them or, where they `share` the engine of so many `seats` with
+    rollouts, why those get hardly a turn; empty where both are well.
 
     `gives_way` says whether a step that computes a user's prompt is without rollouts. Both are warnings: the way is
     known only when users come, and grows with them.
     """
-    met_steps = 1 if gives_way else 2
-    return unattainable(slo, idle, way_s) or (cramped(slo, idle, way_s=way_s, met_steps=met_steps) if shares else "")
+    if (why := unattainable(slo, idle, way_s)) or not shares:
+        return why
+    return cramped(slo, idle, seats=seats, way_s=way_s, met_steps=1 if gives_way else 2)

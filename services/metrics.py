@@ -224,8 +224,7 @@ class SnapshotCollector(Collector):
             failures.add_metric([beat.replica], beat.user_failures)
             for cause in CutCause:
                 cuts.add_metric([beat.replica, cause.value], beat.rollout_cut_causes.get(cause.value, 0))
-            held = (("total", beat.seats_total), ("users", beat.seats_users), ("rollouts", beat.seats_rollouts))
-            for use, number in held:
+            for use, number in _seats(beat).items():
                 seats.add_metric([beat.replica, use], number)
             version.add_metric([beat.replica, beat.state.value], beat.version)
             breaches.add_metric([beat.replica], beat.slo_breaches)
@@ -269,6 +268,16 @@ class SnapshotCollector(Collector):
                 for purpose, number in counts.items():
                     depth.add_metric([run, purpose.value, state], number)
         yield from (ledger, depth)
+
+
+def _seats(beat: Heartbeat) -> dict[str, int]:
+    """By use."""
+    return {
+        "total": beat.seats_total,
+        "users": beat.seats_users,
+        "rollouts": beat.seats_rollouts,
+        "sitting_out": beat.seats_sitting_out,
+    }
 
 
 def _buckets(counts: Sequence[int]) -> list[tuple[str, float]]:

@@ -253,6 +253,7 @@ class Replica:
             seats_total=self._config.engine.max_num_seqs,
             seats_users=self.users.held,
             seats_rollouts=self.keeper.seats.held,
+            seats_sitting_out=self.keeper.turns.sitting_out,
             max_seats=self._config.harvest.max_seats,
             seat_limit=self.keeper.limit,
             slo_headroom=self.keeper.headroom,
@@ -268,26 +269,25 @@ class Replica:
             sent_at=time.time(),
             detail=condition.reason or self.reconciler.detail or self._refused or self._trouble(),
             pinned=None if condition.state is ReplicaState.DEAD else self.reconciler.pinned,
-            rollout_cuts=tally.cuts,
-            rollout_cut_causes={cause.value: count for cause, count in tally.cut_causes.items()},
-            rollout_preempted=tally.preempted,
-            rollout_salvaged=tally.salvaged,
-            rollout_prefilled_again=tally.prefilled_again,
-            rollout_lost=tally.lost,
+            **tally.figures,
             user_failures=condition.user_failures,
             sharing=self._config.sharing.mode,
             max_lora_rank=self._config.sharing.max_lora_rank if self._config.sharing.max_loras else None,
             adapter_layers=tuple(sorted(self._swap.layers)) if isinstance(self._swap, RolloutAdapters) else (),
             role=self.role,
-            switches=() if self.roles is None else self.roles.log.records,
-            lends=0 if self.roles is None else self.roles.log.ended[ReplicaRole.ROLLOUT],
-            reclaims=0 if self.roles is None else self.roles.log.ended[ReplicaRole.SERVING],
+            **({} if self.roles is None else self.roles.log.figures),
         )
 
     def _trouble(self) -> str:
-        keeper, gives_way = self.keeper, self._engine.rollouts_give_way
-        shares = keeper.headroom is not None and self._config.harvest.max_seats != 0
-        slo_missed = missed(self._config.slo, keeper.idle, way_s=keeper.way.seconds, gives_way=gives_way, shares=shares)
+        keeper, config = self.keeper, self._config
+        slo_missed = missed(
+            config.slo,
+            keeper.idle,
+            seats=config.engine.max_num_seqs,
+            way_s=keeper.way.seconds,
+            gives_way=self._engine.rollouts_give_way,
+            shares=keeper.headroom is not None and config.harvest.max_seats != 0,
+        )
         return str(self.harvester.troubled) or str(self._queues.troubled) or slo_missed
 
     @contextmanager

@@ -11,7 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from rollout.board import CutCause
 from rollout.errors import NightshiftError
@@ -115,6 +115,18 @@ class Tally:
     def cuts(self) -> int:
         """Times that a sample had to leave the engine before its end."""
         return self.cut_causes.total()
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Those of a heartbeat, but `generated`, to which it adds what is in flight."""
+        return {
+            "rollout_cuts": self.cuts,
+            "rollout_cut_causes": {cause.value: count for cause, count in self.cut_causes.items()},
+            "rollout_preempted": self.preempted,
+            "rollout_salvaged": self.salvaged,
+            "rollout_prefilled_again": self.prefilled_again,
+            "rollout_lost": self.lost,
+        }
 
     def cut(self, cause: CutCause, size: int) -> None:
         """A sample of so many tokens had to."""

@@ -178,7 +178,7 @@ def _near(met: Met, felt: Felt, slo: SloConfig, idle: IdleSpeed, headroom: float
         steps_s = felt.met_steps * felt.step_s
         figures.append((slo.ttft_s, idle.first_token_s + steps_s, idle.first_token_s + left * steps_s))
     if felt.token_s is not None:
-        figures.append((slo.tpot_s, felt.token_s, left * felt.token_s))
+        figures.append((slo.tpot_s, felt.token_s, max(idle.token_s, left * felt.token_s)))
     return any(
         seen > edge(target, alone, headroom)
         for target, seen, alone in figures
@@ -219,23 +219,31 @@ def check_attainable(slo: SloConfig, idle: IdleSpeed) -> None:
         raise ConfigError(why)
 
 
-def cramped(slo: SloConfig, idle: IdleSpeed, *, way_s: float, met_steps: int) -> str:
-    """Why the target of first tokens leaves rollouts no seat beside a user, whom the idle engine's step alone would
-    bring near it; empty where it does not. `met_steps` is as in `Felt`.
+def cramped(slo: SloConfig, idle: IdleSpeed, *, seats: int, way_s: float, met_steps: int) -> str:
+    """Why a target leaves rollouts hardly a turn beside a user: a single one of them, on an engine with so many
+    `seats`, would bring the user near it. Empty where none does. `met_steps` is as in `Felt`.
 
     >>> idle = IdleSpeed(first_token_s=0.05, token_s=0.01, capacity=8.0)
-    >>> [bool(cramped(SloConfig(ttft_s=ttft_s), idle, way_s=0.02, met_steps=2)) for ttft_s in (0.095, 0.11)]
-    [True, False]
+    >>> def found(**slo):
+    ...     return cramped(SloConfig(**slo), idle, seats=32, way_s=0.02, met_steps=2)[:15]
+    >>> [found(ttft_s=0.095), found(ttft_s=0.11), found(tpot_s=0.0105), found(tpot_s=0.02)]
+    ['slo.ttft_s=0.09', '', 'slo.tpot_s=0.01', '']
     """
-    engine = in_engine(slo, way_s)
-    if slo.ttft_s is None or engine.ttft_s is None:
-        return ""
-    share, found = first_headroom(slo, 0.0).share.at(0.0), idle.first_token_s + met_steps * idle.token_s
-    if found <= edge(engine.ttft_s, idle.first_token_s, share):
-        return ""
-    way = f", with {way_s:.4g} s for the way" if way_s else ""
-    return (
-        f"slo.ttft_s={slo.ttft_s:g} leaves rollouts no seat beside users: {met_steps} x {idle.token_s:.4g} s for steps"
-        f" before a user's are above {share:.2g} (0.8 x slo.most_headroom) of what a first token of"
-        f" {idle.first_token_s:.4g} s{way}, leaves of it: raise slo.ttft_s"
+    engine, one_s = in_engine(slo, way_s), idle.sequence_s(seats)
+    way = f", with {way_s:.4g} s for the way," if way_s else ""
+    steps = f"{met_steps} x {idle.token_s:.4g} s for the steps before a user's prompt"
+    longer = f"{one_s:.3g} s for which a rollout makes each step longer"
+    figures = (
+        ("ttft_s", slo.ttft_s, engine.ttft_s, idle.first_token_s, met_steps * idle.token_s, f"{steps}{way}"),
+        ("tpot_s", slo.tpot_s, engine.tpot_s, idle.token_s, one_s, longer),
+    )
+    share = first_headroom(slo, 0.0).share.at(0.0)
+    return next(
+        (
+            f"slo.{name}={said:g} leaves rollouts hardly a turn beside users: {what} are above {share:.2g}"
+            f" (0.8 x slo.most_headroom) of what the idle engine's {alone:.4g} s leave of it: raise slo.{name}"
+            for name, said, target, alone, more_s, what in figures
+            if said is not None and target is not None and alone + more_s > edge(target, alone, share)
+        ),
+        "",
     )

@@ -84,7 +84,7 @@ class SeatKeeper:
         """Of users' first tokens beside the engine: what is left of the target is the engine's."""
         self.users = UserSeats(self.resize)
         self.seats = Seats(0, pace=harvest.prefill_tokens)
-        self._turns = StepTurns(engine.step_room, self.seats, total, clock())
+        self.turns = StepTurns(engine.step_room, self.seats, total, clock())
         self.resize()
 
     @property
@@ -165,7 +165,7 @@ class SeatKeeper:
             self.resize()
 
     def configure(self, harvest: HarvestConfig, slo: SloConfig, *, check: bool = True) -> None:
-        """Other settings from now on; what was learned under another SLO is forgotten, but not while there is none.
+        """Other settings from now on; what was learned under other targets is forgotten, but not while there are none.
 
         Raises ConfigError, and changes nothing, for another SLO that the idle engine cannot meet, if that is to be
         checked.
@@ -183,14 +183,13 @@ class SeatKeeper:
         self.resize()
 
     def _learn_under(self, slo: SloConfig, reserve: int) -> None:
-        now = self._clock()
-        if slo == self._learned_under:
+        now, before, self._learned_under = self._clock(), self._learned_under, slo
+        if slo.targets != before.targets:
+            self._lessons = first_lessons(slo, now)
+            self._phases = Phases(Guard(reserve + 1.0, since=now), since=now)
+        elif not self._slo.guards:
             self._lessons = resumed_lessons(self._lessons, left_at=self._unguarded_at, now=now)
             self._phases = restarted(self._phases, now)
-            return
-        self._learned_under = slo
-        self._lessons = first_lessons(slo, now)
-        self._phases = Phases(Guard(reserve + 1.0, since=now), since=now)
 
     def resize(self) -> None:
         """Users came or went, or the limit moved."""
@@ -224,7 +223,7 @@ class SeatKeeper:
         ended = self._engine.step_log.ended.take()
         self._window.look(now, self._engine.users(), ended=ended, still=self._still_until())
         self.account.weight.learn(self._window.left)
-        self._turns.look(now, self._users_in_steps)
+        self.turns.look(now, self._users_in_steps)
         self._mind_steps(now, before)
         self._mind_cache(now)
         if self._guards:
@@ -238,7 +237,7 @@ class SeatKeeper:
         self.account.look(
             now,
             self._engine.step_log.take(),
-            Present(users, seats.held, seats.starting, seats.begun, self._turns.beside(self._users_in_steps)),
+            Present(users, seats.held, seats.starting, seats.begun, self.turns.beside(self._users_in_steps)),
             users_tokens=self._window.tokens,
             came=min((user.arrived for user in self._engine.users().values()), default=now),
             usual=self._still_until() < before and not self._arriving(),
@@ -299,7 +298,7 @@ class SeatKeeper:
                 now,
                 seconds,
                 load=load,
-                beside_at=self._turns.had_at,
+                beside_at=self.turns.had_at,
                 added=self._added,
                 slo=self._targets,
                 reached=reached,
@@ -324,7 +323,7 @@ class SeatKeeper:
             token_s=log.token_s(since),
             kv_usage=log.kv_usage,
             sequences=self._sequences,
-            beside=self._turns.had_at > since,
+            beside=self.turns.had_at > since,
             taken=self.account.taken.between(now - EVIDENCE_S, now) / EVIDENCE_S,
             met_steps=1 if self._engine.rollouts_give_way else 2,
         )
@@ -347,7 +346,7 @@ class SeatKeeper:
     def _sequences(self) -> float:
         """In a step of now, of which users count by their weight."""
         users = self._users_in_steps
-        return self.account.weight.value * users + self._turns.beside(users)
+        return self.account.weight.value * users + self.turns.beside(users)
 
     def _pace(self) -> int:
         most = self._harvest.prefill_tokens
@@ -373,7 +372,7 @@ class SeatKeeper:
             mean=self._mean_users,
             weight=self.account.weight.value,
         )
-        return min(found, self._turns.most(now, self._slo.window_s))
+        return min(found, self.turns.most(now, self._slo.window_s))
 
     def _bounds(self) -> list[Bound]:
         """Whatever users do."""
@@ -394,5 +393,5 @@ class SeatKeeper:
             return [Bound(self._allowed(), CutCause.LEND)]
         held, guarded = self.users.held, None
         if self._slo.guards:
-            guarded = self._turns.most(self._clock(), self._slo.window_s)
+            guarded = self.turns.most(self._clock(), self._slo.window_s)
         return beside_users(self._total, self._harvest.user_reserve, held, guarded=guarded)

@@ -14,7 +14,8 @@ class SloConfig(Settings):
     tpot_s: float | None = Field(default=None, gt=0)
     """Seconds between two tokens, mean of a request."""
     window_s: float = Field(default=10.0, gt=0, le=300)
-    """How far back the percentiles look, and at most that for users at their most, for whom seats are kept free."""
+    """How far back the percentiles look, and the longest that seats are kept free for users at their most. Rollouts
+    leave that had no room in a step for so long, and a breach counts that lasts as long, whoever is to blame."""
     most_headroom: float = Field(default=0.9, gt=0, le=1)
     """Largest share of what users alone leave of a target, beyond which rollouts get less of the engine. The one in
     force is learned from users, from 0.8 of this on, between 0.2 of it and all of it."""
@@ -24,16 +25,21 @@ class SloConfig(Settings):
     increase_per_s: float = Field(default=0.05, gt=0, le=10)
     """More of the limit a second while inside, as a share of the engine's seats."""
     ease: float = Field(default=0.9, gt=0, lt=1)
-    """Share of the limit that stays near a target, at each look that finds users there."""
+    """Share of the limit that stays where users are near a target, at each look that finds so under it."""
     decrease: float = Field(default=0.7, gt=0, lt=1)
     """Share of the limit that rollouts come back to after a target was missed."""
     hold_s: float = Field(default=0.5, gt=0, le=60)
-    """Time without rollouts after a target was missed."""
+    """Time after the last look that found a target missed, until rollouts are back."""
+
+    @property
+    def targets(self) -> tuple[float | None, float | None]:
+        """Of first tokens, and between tokens."""
+        return self.ttft_s, self.tpot_s
 
     @property
     def guards(self) -> bool:
         """Whether there is a target at all."""
-        return self.ttft_s is not None or self.tpot_s is not None
+        return self.targets != (None, None)
 
 
 def attained(slo: SloConfig, ttft_s: float | None, tpot_s: float | None) -> bool:

@@ -72,10 +72,10 @@ class SharedStepRoom(StepRoom):
         """Value of `VARIABLE` in their environment."""
         return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
-    @property
-    def found(self) -> bool:
-        """Whether another process has."""
-        return not math.isnan(self._numbers[2])
+    def check(self) -> None:
+        """Raises ConfigError where no scheduler has found it."""
+        if math.isnan(self._numbers[2]):
+            raise ConfigError("the engine has another scheduler than Nightshift's, which would not keep to the SLO")
 
 
 def found_room(environment: Mapping[str, str]) -> StepRoom:

@@ -22,6 +22,8 @@ class StepTurns:
         self._most.set(now, total)
         self.had_at = -math.inf
         """When a rollout last had one."""
+        self.sitting_out = 0
+        """Rollouts with a seat that had none at the last look."""
 
     def beside(self, users: int) -> int:
         """How many rollouts have one in a step with so many users."""
@@ -29,7 +31,9 @@ class StepTurns:
 
     def look(self, now: float, users: int) -> None:
         """There are so many users."""
-        self.had_at = now if self.beside(users) else self.had_at
+        beside = self.beside(users)
+        self.had_at = now if beside else self.had_at
+        self.sitting_out = self._seats.held - beside
         self._most.set(now, self._fitting(users))
 
     def most(self, now: float, within_s: float) -> int:

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from rollout.board import ReplicaRole, RoleSwitch
 
@@ -36,6 +37,12 @@ class SwitchLog:
     def records(self) -> tuple[RoleSwitch, ...]:
         """The newest few that ended, newest last."""
         return tuple(RoleSwitch(s.to, s.decided_at, dict(s.parts), s.cut_tokens) for s in self._kept)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Those of a heartbeat."""
+        lends, reclaims = self.ended[ReplicaRole.ROLLOUT], self.ended[ReplicaRole.SERVING]
+        return {"switches": self.records, "lends": lends, "reclaims": reclaims}
 
     def begin(self, to: ReplicaRole, decided_at: float | None = None) -> None:
         """In the place of one that did not end; None: decided here and now."""

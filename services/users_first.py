@@ -7,7 +7,7 @@ who come at once share all steps with them until the guard has looked.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice, takewhile
 from typing import Any
 
@@ -53,31 +53,33 @@ class _UsersFirst(Scheduler):  # type: ignore[misc]
             self._empty = 0
         elif self.pause_state == PauseState.UNPAUSED:
             self._empty += 1
-        self._room.stepped(waiting=bool(self.waiting) and _comes_first(self.waiting.peek_request()))
+        self._room.stepped(waiting=next(self._beginnable(), None) is not None)
         if self._alone and not awaited & output.num_scheduled_tokens.keys():
             self._turns.in_vain()
         return output
 
     def _left_out(self, rollouts: Sequence[Request], room: int | None) -> list[Request]:
-        """Of the step; the oldest have the room, so that they end."""
+        """Of the step; who was let in first has the room, so that they end."""
         aside = [request for request in rollouts if self._alone and _gives_way(request)]
         return aside if room is None else [*aside, *rollouts[room:]]
 
     def _users(self) -> int:
         """In the step: those who run, and those who wait and can be begun, as far as there are seats."""
         free = max(0, self.max_num_active_reqs - len(self.running))
-        following = islice(takewhile(_comes_first, self.waiting), free) if free and self.waiting else ()
-        begun = sum(not self._is_blocked_waiting_status(request.status) for request in following)
-        return sum(map(_comes_first, self.running)) + begun
+        return sum(map(_comes_first, self.running)) + sum(1 for _ in islice(self._beginnable(), free))
+
+    def _beginnable(self) -> Iterator[Request]:
+        """Those who come first and wait, next one first, but not who waits for a grammar, or for keys and values from
+        elsewhere: rollouts have nothing that would help."""
+        following = takewhile(_comes_first, self.waiting) if self.waiting else ()
+        return (request for request in following if not self._is_blocked_waiting_status(request.status))
 
     def _awaited(self) -> set[str]:
         """Requests that come first and have not all of their prompt computed: those in the engine, and the next one if
         it finds a seat."""
         awaited = {request.request_id for request in self.running if _comes_first(request) and _in_prompt(request)}
-        if self.waiting and len(self.running) < self.max_num_active_reqs:
-            following = self.waiting.peek_request()
-            awaited |= {following.request_id} if _comes_first(following) else set()
-        return awaited
+        free = max(0, min(1, self.max_num_active_reqs - len(self.running)))
+        return awaited | {request.request_id for request in islice(self._beginnable(), free)}
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         if not _is_rollout(request):

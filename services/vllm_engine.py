@@ -18,6 +18,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from rollout.errors import WeightsError
 from rollout.types import FinishReason, Partial, Sampling
 from services.adapters import Adapter
+from services.breaks import Pace
 from services.cache_salt import salted
 from services.engine_output import GenerationError, part, partial
 from services.priorities import CANARY, ROLLOUT, ROLLOUT_BESIDE
@@ -180,11 +181,9 @@ class VllmEngine:
     async def prepare(
         self, directory: Path, *, refresh_tied_head: bool = True, within_s: float, wanted: Callable[[], bool]
     ) -> None:
-        """Have the workers load a directory beside the weights in use, see `weights_ahead`; with rests where users are
-        in the engine as it begins, and while it is crowded."""
-        held = self.crowded()
-        rest_s = _REST_SHARE * within_s if held or self.users() else 0.0
-        how = {"refresh_tied_head": refresh_tied_head, "rest_s": rest_s, "held": held}
+        """Have the workers load a directory beside the weights in use, see `weights_ahead`; with rests while users are
+        in the engine, and as long as it is crowded."""
+        how = {"refresh_tied_head": refresh_tied_head, "rest_s": _REST_SHARE * within_s, "pace": self._pace()}
         self._prepared, until, over = directory, time.monotonic() + within_s, False
         await self._client.collective_rpc("prepare_weights", kwargs={"directory": str(directory), **how})
         while not over:
@@ -193,10 +192,11 @@ class VllmEngine:
                 await self._client.collective_rpc("abandon_prepared")
                 return
             await asyncio.sleep(_ASK_S)
-            if self.crowded() != held:
-                held = not held
-                await self._client.collective_rpc("hold_prepared", args=(held,))
-            over = all(state for state, _ in await self._client.collective_rpc("prepared"))
+            over = all(state for state, _ in await self._client.collective_rpc("prepared", args=(self._pace(),)))
+
+    def _pace(self) -> int:
+        """A `Pace`, of what is done beside users."""
+        return int(Pace.HELD if self.crowded() else Pace.GENTLE if self.users() else Pace.FREE)
 
     async def first_tokens(self, *, within_s: float) -> None:
         """Returns when no user waits for a first token, or so many seconds later."""

@@ -2,8 +2,8 @@
 
 begin (a thread that gives way) -> over -> take: the two models change places
 
-The thread gives way to all that wants a processor, and rests between tensors, and while users are a crowd, as long as
-that does not put the whole off for long. The engine waits for it nowhere.
+The thread gives way to all that wants a processor, and rests between tensors where there are users, and while they are
+a crowd, as long as that does not put the whole off for long. The engine waits for it nowhere.
 """
 
 import copy
@@ -26,7 +26,7 @@ from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs,
 from vllm.platforms import current_platform
 
 from services.background import give_way
-from services.breaks import Breaks
+from services.breaks import Breaks, Pace
 
 _NOTHING = "nothing is prepared"
 _END_S = 10.0
@@ -74,14 +74,14 @@ class WeightsAhead:
         self._wanted = ""
         """Directory that is prepared, or is to be."""
         self._error = _NOTHING
-        self.held = False
-        """Whether the preparation is to rest now."""
+        self.pace = Pace.FREE
+        """Of the preparation."""
 
     def begin(
         self, model: torch.nn.Module, config: VllmConfig, directory: str, finish: Finish, *, rest_s: float = 0.0
     ) -> None:
         """Load `directory` beside `model`, then `finish` what was loaded; what was begun before is abandoned. The work
-        may be put off by rests of `rest_s` in all, those while it is `held` among them."""
+        may be put off by rests of `rest_s` in all, as `pace` has it."""
         self.abandon()
         self._wanted, self._error = directory, ahead_refusal(config)
         if not self._error and self._busy:
@@ -146,7 +146,7 @@ class WeightsAhead:
         rest_s: float,
     ) -> None:
         give_way()
-        breaks = Breaks(most_s=rest_s, held=lambda: self.held and self._wanted == directory)
+        breaks = Breaks(most_s=rest_s, pace=lambda: self.pace if self._wanted == directory else Pace.FREE)
         try:
             breaks.take()
             spare = twin(model) if spare is None else spare

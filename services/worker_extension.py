@@ -11,6 +11,7 @@ from vllm.platforms import current_platform
 
 from rollout.push_group import Seat
 from services.background_receive import BackgroundReceive
+from services.breaks import Pace
 from services.patient_reads import read_patiently
 from services.transports import nccl, nccl_refusal
 from services.weights_ahead import WeightsAhead
@@ -53,18 +54,16 @@ class WorkerExtension:
             return repr(met)
         return ""
 
-    def prepare_weights(self, directory: str, refresh_tied_head: bool, rest_s: float = 0.0, held: bool = False) -> None:
-        """Begin to load a directory beside the weights in use; see `WeightsAhead`."""
+    def prepare_weights(self, directory: str, refresh_tied_head: bool, rest_s: float, pace: int) -> None:
+        """Begin to load a directory beside the weights in use, at a `Pace`; see `WeightsAhead`."""
         finish = _refresh_tied_head if refresh_tied_head else _nothing
-        _ahead.held = held
+        _ahead.pace = Pace(pace)
         _ahead.begin(self.model_runner.get_model(), self.vllm_config, directory, finish, rest_s=rest_s)
 
-    def hold_prepared(self, held: bool) -> None:
-        """Whether the preparation is to rest from now on, or goes on."""
-        _ahead.held = held
-
-    def prepared(self) -> tuple[bool, str]:
-        """Whether the preparation is over, and why this worker has nothing to take then."""
+    def prepared(self, pace: int) -> tuple[bool, str]:
+        """Whether the preparation, which has this `Pace` from now on, is over, and why this worker has nothing to take
+        then."""
+        _ahead.pace = Pace(pace)
         return _ahead.over()
 
     def take_prepared(self, directory: str) -> str:

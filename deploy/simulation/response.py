@@ -1,7 +1,7 @@
 """What one replica does at each load: simulated step by step, so that a large fleet need not be.
 
-A guard settles within seconds and a day's load moves within minutes, so at any time every replica of a large fleet does
-what one does in a steady state at its share of the users.
+A guard that knows its users settles within seconds and a day's load moves within minutes, so at any time every replica
+of a large fleet does what one does in a steady state at its share of the users.
 """
 
 import math
@@ -19,6 +19,7 @@ from deploy.simulation.stay import full_s, longest_s
 from rollout.board import ReplicaRole
 from rollout.errors import ConfigError
 from services.config import AutoscalingConfig, FleetOptions
+from services.headroom import LEARNED_S
 
 _SHORTEST_S, _SECONDS, _MOST_SECONDS = 60.0, 240.0, 960.0
 _WARM_S = 30.0
@@ -118,8 +119,8 @@ def _answer_s(scene: Scene, prompt: int, tokens: int) -> float:
 
 
 def settled_s(scene: Scene, role: ReplicaRole | None = None) -> float:
-    """Seconds after which a replica that begins with no rollout does what it goes on doing: its guard gives seats one
-    after the other, up to all of them, and takes back what was too many when it has seen it.
+    """Seconds after which a replica that begins with no rollout does what it goes on doing: its guard raises its limit
+    by the time, up to all seats, and has learned of users that it may.
 
     Raises ConfigError where that takes longer than a load is simulated for.
     """
@@ -133,7 +134,7 @@ def settled_s(scene: Scene, role: ReplicaRole | None = None) -> float:
             f"fleet.slo.increase_per_s={slo.increase_per_s:g}: the guard has given all seats after {seconds:.0f} s,"
             f" more than the {_MOST_SECONDS:g} s that are simulated before anything counts; raise it to {least:.3g}"
         )
-    return max(_WARM_S, seconds)
+    return max(_WARM_S, LEARNED_S, seconds)
 
 
 def levels(met: Array, *, most: float) -> Array:

@@ -23,6 +23,7 @@ from deploy.simulation.trace import Arrival, Load, RatePoint
 from deploy.simulation.work import Training
 from rollout.errors import ConfigError
 from services.config import FleetOptions
+from services.headroom import LEARNED_S
 from services.slo import SloConfig
 from trainer.config import StalenessConfig
 
@@ -178,7 +179,7 @@ def test_loads_are_looked_at_when_a_slow_guard_has_settled(monkeypatch: pytest.M
         return play(*given, warm_s=warm_s, **{**named, "seconds": 10.0, "span_s": 1.0})
 
     monkeypatch.setattr(response_module, "play", recorded)
-    for increase_per_s, seconds in ((0.05, 30.0), (0.02, 60.0)):
+    for increase_per_s, seconds in ((0.05, LEARNED_S), (0.005, 210.0)):
         one = scene(slo=PROMISE.model_dump() | {"increase_per_s": increase_per_s})
         respond(one, np.array([0.01]), push_every_s=None, prompt=8, tokens=8, seen=lambda _: None)
         assert warmed[-1] == pytest.approx(seconds, abs=0.1)

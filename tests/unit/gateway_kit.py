@@ -131,6 +131,7 @@ def heartbeat(replica: str = "r1", state: ReplicaState = ReplicaState.HEALTHY) -
         seats_total=8,
         seats_users=1,
         seats_rollouts=5,
+        seats_sitting_out=2,
         rollout_tokens=1234,
         user_requests=3,
         rehearsal_gap=0.001,
@@ -140,7 +141,8 @@ def heartbeat(replica: str = "r1", state: ReplicaState = ReplicaState.HEALTHY) -
 
 def beat(replica: str, role: ReplicaRole = ReplicaRole.SERVING, **changes: Any) -> Heartbeat:
     """Of a fleet that lends, with empty seats."""
-    return replace(heartbeat(replica), role=role, **{"seats_users": 0, "seats_rollouts": 0, **changes})
+    empty = {"seats_users": 0, "seats_rollouts": 0, "seats_sitting_out": 0}
+    return replace(heartbeat(replica), role=role, **{**empty, **changes})
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.breaks import Breaks
+from services.breaks import Breaks, Pace
 
 
 class Thread:
@@ -38,9 +38,9 @@ def test_it_rests_no_longer_than_it_may_in_all_and_goes_on() -> None:
 
 
 def test_it_rests_while_it_is_held_and_what_is_left_of_its_rests_afterwards() -> None:
-    thread, answers = Thread(), iter([True, True, False, False])
+    thread, answers = Thread(), iter([Pace.HELD, Pace.HELD, *[Pace.GENTLE] * 3])
     breaks = Breaks(
-        most_s=1.0, held=lambda: next(answers), computed=lambda: thread.computed_s, sleep=thread.rests.append
+        most_s=1.0, pace=lambda: next(answers), computed=lambda: thread.computed_s, sleep=thread.rests.append
     )
     breaks.take()
     assert thread.rests == [0.02, 0.02]
@@ -50,6 +50,15 @@ def test_it_rests_while_it_is_held_and_what_is_left_of_its_rests_afterwards() ->
 
 def test_a_thread_that_is_held_for_good_goes_on_when_its_rests_are_used_up() -> None:
     thread = Thread()
-    breaks = Breaks(most_s=0.5, held=lambda: True, computed=lambda: thread.computed_s, sleep=thread.rests.append)
+    breaks = Breaks(most_s=0.5, pace=lambda: Pace.HELD, computed=lambda: thread.computed_s, sleep=thread.rests.append)
     thread.work(breaks, 0.1, 0.1)
     assert sum(thread.rests) == pytest.approx(0.5)
+
+
+def test_a_thread_that_nobody_minds_rests_only_once_somebody_comes() -> None:
+    thread, answers = Thread(), iter([*[Pace.FREE] * 4, *[Pace.GENTLE] * 2])
+    breaks = Breaks(
+        most_s=9.0, pace=lambda: next(answers), computed=lambda: thread.computed_s, sleep=thread.rests.append
+    )
+    thread.work(breaks, 0.1, 0.1, 0.1)
+    assert thread.rests == [pytest.approx(0.3)], "of the third piece alone"

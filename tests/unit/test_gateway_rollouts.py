@@ -324,6 +324,8 @@ async def test_status_and_metrics_show_fleet_ledger_and_seats(http: httpx.AsyncC
     assert 'nightshift_groups{run="default",state="delivered"} 1.0' in page
     assert 'nightshift_queue_depth{purpose="collect",run="default",state="queued"} 1.0' in page
     assert 'nightshift_replica_user_failures{replica="r1"} 2.0' in page
+    seats = {"total": 8, "users": 1, "rollouts": 5, "sitting_out": 2}
+    assert all(f'nightshift_seats{{replica="r1",use="{use}"}} {seats[use]}.0' in page for use in seats)
     assert "nightshift_user_ttft_seconds_bucket" in page
 
 

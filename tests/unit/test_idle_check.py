@@ -79,7 +79,7 @@ async def test_one_that_meets_it_has_nothing_to_say() -> None:
 
 
 def said(slo: SloConfig, idle: IdleSpeed, way_s: float = 0.0, *, gives_way: bool = True, shares: bool = True) -> str:
-    return missed(slo, idle, way_s=way_s, gives_way=gives_way, shares=shares)
+    return missed(slo, idle, seats=32, way_s=way_s, gives_way=gives_way, shares=shares)
 
 
 def test_a_target_that_the_way_leaves_nothing_of_is_said_with_the_idle_figure_and_the_knob() -> None:
@@ -92,11 +92,12 @@ def test_a_target_that_the_way_leaves_nothing_of_is_said_with_the_idle_figure_an
 @pytest.mark.parametrize(
     ("slo", "idle", "way_s", "named"),
     [
-        (SloConfig(ttft_s=0.06), MEETS, 0.0, "slo.ttft_s=0.06 leaves rollouts no seat beside users: 1 x 0.01 s"),
+        (SloConfig(ttft_s=0.06), MEETS, 0.0, "slo.ttft_s=0.06 leaves rollouts hardly a turn beside users: 1 x 0.01 s"),
         (SloConfig(ttft_s=0.09), MEETS, 0.03, "with 0.03 s for the way"),
+        (SloConfig(tpot_s=0.02), MEETS, 0.0, "slo.tpot_s=0.02 leaves rollouts hardly a turn beside users: 0.01 s"),
     ],
 )
-def test_a_target_so_near_that_rollouts_get_no_seat_beside_users_is_said_where_they_share(
+def test_a_target_so_near_that_rollouts_get_hardly_a_turn_beside_users_is_said_where_they_share(
     slo: SloConfig, idle: IdleSpeed, way_s: float, named: str
 ) -> None:
     assert named in said(slo, idle, way_s)

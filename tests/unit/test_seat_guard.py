@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -255,10 +256,27 @@ def test_an_slo_that_the_idle_engine_cannot_meet_is_refused_with_both_values(slo
 
 @pytest.mark.parametrize("slo", [SloConfig(ttft_s=0.1), SloConfig(ttft_s=0.08)])
 def test_a_target_that_is_said_to_leave_rollouts_no_seat_beside_users_leaves_them_one_without(slo: SloConfig) -> None:
-    assert cramped(slo, IDLE, way_s=0.0, met_steps=2)
+    assert cramped(slo, IDLE, seats=64, way_s=0.0, met_steps=2)
     plant = Plant(IDLE.token_s, 0.0, guard=Guard(limit=40.0))
     assert set(plant.run(10.0, slo)[-50:]) == {1}
     assert guarded_seats(plant.guard, plant.now, total=64, reserve=0, users=1, mean=1) == 0
+
+
+def test_a_pace_near_that_of_the_idle_engine_leaves_rollouts_what_keeps_it_and_beside_users_hardly_a_turn() -> None:
+    one_s, slo = IDLE.sequence_s(64), SloConfig(tpot_s=1.1 * IDLE.token_s)
+    assert cramped(slo, IDLE, seats=64, way_s=0.0, met_steps=1)
+    night = Plant(IDLE.token_s - one_s, one_s, guard=Guard(limit=40.0))
+    assert set(night.run(20.0, slo)[-50:]) <= {1, 2}
+    assert Plant(IDLE.token_s - one_s, one_s, users=1, guard=night.guard).run(20.0, slo)[-50:].count(0) > 25
+
+
+def test_a_pace_between_two_and_one_times_that_of_the_idle_engine_leaves_an_empty_engine_many() -> None:
+    """Of steps without users all is rollouts' doing, but without rollouts a user's would take as long as the idle
+    engine's."""
+    one_s, slo = IDLE.sequence_s(64), SloConfig(tpot_s=1.3 * IDLE.token_s)
+    night = Plant(IDLE.token_s - one_s, one_s, guard=Guard(limit=3.0))
+    within = 1 + 0.75 * 0.3 * IDLE.token_s / one_s
+    assert within - 2 < fmean(night.run(60.0, slo)[-200:]) <= within + 1
 
 
 def test_the_limit_is_never_above_the_most_that_it_may_be() -> None:

@@ -339,6 +339,8 @@ async def test_what_was_learned_is_not_forgotten_while_there_is_no_slo(engine: E
     look(keeper, engine, 5)
     keeper.configure(HarvestConfig(), SLO)
     assert (keeper.headroom, keeper.limit) == learned
+    keeper.configure(HarvestConfig(), SLO.model_copy(update={"hold_s": 2.0, "window_s": 5.0}))
+    assert (keeper.headroom, keeper.limit) == learned, "the targets are the same"
     keeper.configure(HarvestConfig(user_reserve=3), SLO.model_copy(update={"ttft_s": 0.3}))
     assert (keeper.headroom, keeper.limit) == (before, 4)
 

@@ -40,14 +40,21 @@ def test_what_is_set_later_is_read_where_it_was_found_earlier() -> None:
 
 def test_what_the_scheduler_tells_is_read_by_the_replica() -> None:
     room = SharedStepRoom()
-    assert (room.found, room.waiting_steps) == (False, 0)
+    assert room.waiting_steps == 0
     found = found_room({VARIABLE: room.place})
-    assert room.found
     seen = []
     for waiting in (True, True, False, True):
         found.stepped(waiting=waiting)
         seen.append(room.waiting_steps)
     assert seen == [1, 2, 0, 1]
+
+
+def test_an_engine_whose_scheduler_has_not_found_it_is_refused() -> None:
+    room = SharedStepRoom()
+    with pytest.raises(ConfigError, match="another scheduler"):
+        room.check()
+    found_room({VARIABLE: room.place})
+    room.check()
 
 
 def test_without_a_place_there_is_room_for_all() -> None:

@@ -17,8 +17,9 @@ async def test_turns_are_of_those_who_hold_seats_and_end_beside_a_crowd() -> Non
     room.set(limit=10.0, weight=2.0)
     assert [turns.beside(users) for users in (0, 1, 4, 5)] == [6, 6, 2, 0]
     turns.look(5.0, 4)
+    assert turns.sitting_out == 4
     turns.look(7.0, 5)
-    assert turns.had_at == 5.0
+    assert (turns.had_at, turns.sitting_out) == (5.0, 6)
 
 
 def test_as_many_as_had_room_within_a_window_may_stay_whoever_holds_seats() -> None:

@@ -267,7 +267,7 @@ async def test_a_preparation_that_was_given_up_gives_way_to_the_next_one(rig: Ri
     write_perturbed(rig.model, tmp_path)
     swap = WeightSwap(rig.engine, watchdog_s=30)
     await swap.load(tmp_path, version=0)
-    begun = {"directory": str(tmp_path), "refresh_tied_head": True}
+    begun = {"directory": str(tmp_path), "refresh_tied_head": True, "rest_s": 0.0, "pace": 0}
     await rig.client.collective_rpc("prepare_weights", kwargs=begun)
     await rig.engine.prepare(tmp_path, within_s=30, wanted=lambda: False)
     await rig.engine.prepare(rig.model, within_s=30, wanted=lambda: True)

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -157,23 +158,48 @@ async def test_users_who_fill_the_room_of_a_step_leave_rollouts_none(rig: Rig) -
     assert answers.count(3) > 5, "three users: two would have two rollouts beside them, and none four"
 
 
-def test_users_who_wait_count_as_far_as_they_can_be_begun() -> None:
-    def request(priority: int, status: str = "waiting") -> SimpleNamespace:
-        return SimpleNamespace(priority=priority, status=status)
+def request(priority: int, status: str = "waiting") -> SimpleNamespace:
+    computed = 8 if status == "running" else 0
+    name = f"{priority} {status}"
+    return SimpleNamespace(
+        priority=priority, status=status, request_id=name, num_computed_tokens=computed, num_prompt_tokens=8
+    )
 
+
+def scheduler(seats: int, *waiting: SimpleNamespace) -> Any:
+    """With a user and a rollout that run."""
+    found = SimpleNamespace(
+        running=[request(USER, "running"), request(ROLLOUT, "running")],
+        waiting=waiting,
+        max_num_active_reqs=seats,
+        _is_blocked_waiting_status=lambda status: status == "blocked",
+    )
+    found._beginnable = partial(_UsersFirst._beginnable, found)
+    return found
+
+
+def test_users_who_wait_count_as_far_as_they_can_be_begun() -> None:
     def users(seats: int, *waiting: SimpleNamespace) -> int:
-        scheduler = SimpleNamespace(
-            running=[request(USER), request(ROLLOUT)],
-            waiting=waiting,
-            max_num_active_reqs=seats,
-            _is_blocked_waiting_status=lambda status: status == "blocked",
-        )
-        return _UsersFirst._users(scheduler)
+        return _UsersFirst._users(scheduler(seats, *waiting))
 
     three = (request(CANARY), request(USER), request(USER), request(ROLLOUT))
     assert [users(seats, *three) for seats in (2, 3, 4, 9)] == [1, 2, 3, 4]
     assert users(9) == 1
     assert users(9, request(USER, "blocked"), request(USER)) == 2
+
+
+def test_a_user_whose_grammar_is_not_ready_keeps_no_rollout_from_a_step() -> None:
+    def awaited(seats: int, *waiting: SimpleNamespace) -> set[str]:
+        return _UsersFirst._awaited(scheduler(seats, *waiting))
+
+    blocked, ready = request(USER, "blocked"), request(USER)
+    assert [awaited(9, *waiting) for waiting in ((), (blocked,), (blocked, ready))] == [
+        set(),
+        set(),
+        {ready.request_id},
+    ]
+    assert awaited(2, ready) == set(), "there is no seat"
+    assert awaited(9, request(ROLLOUT), ready) == set(), "who comes first is first"
 
 
 async def test_rollouts_that_do_not_give_way_to_prompts_keep_to_the_room_of_a_step_too(rig: Rig) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from services import weights_ahead
-from services.breaks import Breaks
+from services.breaks import Breaks, Pace
 from services.weights_ahead import WeightsAhead, ahead_refusal
 
 
@@ -134,21 +134,22 @@ def test_a_preparation_rests_between_weights_as_long_as_it_may(slow: Slow, monke
     monkeypatch.setattr(weights_ahead, "Breaks", partial(Breaks, computed=lambda: next(seconds), sleep=rests.append))
     ahead, model = WeightsAhead(), torch.nn.Linear(1, 1)
     slow.go_on.set()
-    for rest_s in (0.0, 4.0):
+    for pace, rest_s, rested_s in ((Pace.GENTLE, 0.0, 0.0), (Pace.FREE, 4.0, 0.0), (Pace.GENTLE, 4.0, 4.0)):
+        ahead.pace = pace
         ahead.begin(model, config(), "a", lambda _: None, rest_s=rest_s)
         while not ahead.over()[0]:
             pass
-        assert sum(rests) == rest_s
+        assert sum(rests) == rested_s
 
 
 def test_a_preparation_that_is_held_begins_when_it_is_not_any_more(slow: Slow) -> None:
     ahead, model = WeightsAhead(), torch.nn.Linear(1, 1)
     slow.go_on.set()
-    ahead.held = True
+    ahead.pace = Pace.HELD
     ahead.begin(model, config(), "a", lambda _: None, rest_s=60.0)
     assert not slow.begun.wait(0.3)
     assert ahead.over() == (False, "")
-    ahead.held = False
+    ahead.pace = Pace.GENTLE
     assert slow.begun.wait(30)
     ahead.end()
 
@@ -156,7 +157,7 @@ def test_a_preparation_that_is_held_begins_when_it_is_not_any_more(slow: Slow) -
 def test_one_that_is_held_is_given_up_at_once(slow: Slow) -> None:
     ahead, model = WeightsAhead(), torch.nn.Linear(1, 1)
     slow.go_on.set()
-    ahead.held = True
+    ahead.pace = Pace.HELD
     ahead.begin(model, config(), "a", lambda _: None, rest_s=60.0)
     started = time.monotonic()
     ahead.end()
