@@ -39,3 +39,21 @@ def blame(slo: SloConfig, ttft_s: float | None, tpot_s: float | None, by: Added)
         if seconds is not None and target is not None and seconds > target
     ]
     return max(parts, default=0.0)
+
+
+def used_up(slo: SloConfig, ttft_s: float | None, tpot_s: float | None, by: Added) -> float:
+    """Share of what the user alone would have left of a target that rollouts may have used up, 0 to 1; of the target of
+    which it is most.
+
+    >>> slo = SloConfig(ttft_s=0.5, tpot_s=0.05)
+    >>> parts = [Added(0.0, 0.005), Added(0.0, 0.01), Added(0.02, 0.01), Added(0.2, 0.0), Added(0.0, 0.0)]
+    >>> [round(used_up(slo, 0.4, 0.04, by), 2) for by in parts], used_up(slo, 0.6, 0.04, Added(0.01, 0.0))
+    ([0.5, 0.67, 0.67, 0.8, 0.0], 1.0)
+    """
+    felt = ((ttft_s, slo.ttft_s, by.ttft_s), (tpot_s, slo.tpot_s, by.tpot_s))
+    taken = [
+        (target - seconds, min(seconds, _MOST * added_s))
+        for seconds, target, added_s in felt
+        if seconds is not None and target is not None and added_s > 0
+    ]
+    return max((taken_s / (max(0.0, left_s) + taken_s) for left_s, taken_s in taken), default=0.0)

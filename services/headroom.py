@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from services.added import Added, blame
+from services.added import Added, blame, used_up
 from services.by_load import ByLoad, flat
 from services.slo import SloConfig, attained
 from services.user_window import FEWEST_TOKENS, SHORTEST_S, RequestTimes
@@ -51,10 +51,10 @@ _PROVEN = 0.25
 so much may have been too much already, or the miss was an accident."""
 _LEAST_CEILING = 0.1
 """Users who miss alone must not keep rollouts out for good: a few can be seen to do no harm."""
-_NEAR, _CALM_S, _GROW_S = 0.8, 30.0, 75.0
-"""Where for so long nobody came nearer to a target than that share of it, the ceiling is lower than it has to be, and
-grows by a factor of e in the last: by time and not by users, of whom a quiet engine would need an hour's to make up for
-one that missed."""
+_NEAR, _CALM_S, _GROW_S = 0.75, 30.0, 75.0
+"""Where for so long rollouts used up no more than that share of what any user left of a target, the ceiling is lower
+than it has to be, and grows by a factor of e in the last: by time and not by users, of whom a quiet engine would need
+an hour's to make up for one that missed."""
 _HIGHEST = flat(1.0)
 _BESIDE = 0.3
 _FIRST_CEILING = flat(_BESIDE, alone=1.0)
@@ -84,7 +84,7 @@ class Headroom:
     ceiling: ByLoad = _HIGHEST
     """Share of the highest limit that the guard's may be, by the users in the engine."""
     near_at: float = -math.inf
-    """When somebody last ended near a target, or outside."""
+    """When somebody last ended near a target for the rollouts' sake, or outside."""
 
 
 def first_headroom(slo: SloConfig, now: float) -> Headroom:
@@ -105,6 +105,11 @@ def resumed(before: Headroom, *, left_at: float, now: float) -> Headroom:
 def after_pause(before: Headroom, seconds: float) -> Headroom:
     """The same so much later, when nobody could teach it anything meanwhile."""
     return replace(before, taught_at=before.taught_at + seconds, near_at=before.near_at + seconds)
+
+
+def with_ceiling(before: Headroom, factor: float, load: float) -> Headroom:
+    """The same with a ceiling that is higher by the factor at that load, as far as it can be."""
+    return replace(before, ceiling=_moved(before.ceiling, factor, load, _LEAST_CEILING, 1.0))
 
 
 def next_headroom(
@@ -150,7 +155,7 @@ def next_headroom(
     allowed = slo.miss_share * taught * (_LONG_RUN_STEPS if slo.miss_share * run > _LONG_RUN else 1.0)
     most = slo.most_headroom
     share = _moved(before.share, math.exp(_STEP * (allowed - misses)), load, _LEAST * most, most)
-    near_at = now if any(_nearness(times, slo) > _NEAR for times in met) else before.near_at
+    near_at = now if any(_used_up(times, added, slo) > _NEAR for times in met) else before.near_at
     ceiling = _met_ceiling(before.ceiling, allowed, misses, load=load, reached=reached)
     if now - taught_at > _SILENT_S:
         share = share.raised(flat(_FIRST * most), dt / _FORGET_S)
@@ -198,10 +203,9 @@ def _moved(learned: ByLoad, factor: float, load: float, least: float, most: floa
     return learned.times(found / before, load).each(lambda value: min(most, max(least, value)))
 
 
-def _nearness(times: RequestTimes, slo: SloConfig) -> float:
-    """To the target that the user came nearest to, as a share of it."""
-    pairs = ((times.ttft_s, slo.ttft_s), (_pace(times), slo.tpot_s))
-    return max((felt / target for felt, target in pairs if felt is not None and target is not None), default=0.0)
+def _used_up(times: RequestTimes, added: Callable[[RequestTimes], Added], slo: SloConfig) -> float:
+    """Of what this user left of the targets."""
+    return used_up(slo, times.ttft_s, _pace(times), added(times))
 
 
 def _pace(times: RequestTimes) -> float | None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from services.headroom import Headroom, after_pause, first_headroom, resumed
+from services.headroom import Headroom, after_pause, first_headroom, resumed, with_ceiling
 from services.slo import SloConfig
 from services.user_window import RequestTimes
 
@@ -19,6 +19,11 @@ Teach = Callable[[Headroom, Sequence[RequestTimes], float, float], Headroom]
 _RISE_S, _FALL_S = 30.0, 10.0
 """For the load to follow most of the way, up and down: a crowd that came at once missed what was decided before it, and
 belongs to the load of then; when it has gone, nothing more is to come of it."""
+
+
+_QUIET = 1.15
+"""By so much the ceiling of arrivals grows with each of them in which rollouts brought nobody near a target: a second
+or two every now and then is no time for it to grow in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,8 @@ class Lessons:
     """When the newest arrival ended, or began where it goes on."""
     load: float = 0.0
     """Users in the engine, on average of late."""
+    last: Headroom | None = None
+    """That of arrivals, as the newest one began."""
 
     @property
     def share(self) -> float:
@@ -65,8 +72,18 @@ def entered(before: Lessons, now: float, *, arriving: bool) -> Lessons:
     """
     if arriving == before.arriving:
         return before
-    back = after_pause(before.other, now - before.since)
-    return replace(before, headroom=back, other=before.headroom, arriving=arriving, since=now, arrived_at=now)
+    back, last = after_pause(before.other, now - before.since), before.last
+    if arriving:
+        last = back = with_ceiling(back, _QUIET, before.load) if _was_quiet(before) else back
+    return replace(
+        before, headroom=back, other=before.headroom, arriving=arriving, since=now, arrived_at=now, last=last
+    )
+
+
+def _was_quiet(calm: Lessons) -> bool:
+    """Whether users taught something in the newest arrival, and none was near a target by rollouts."""
+    before, after = calm.last, calm.other
+    return before is not None and after.near_at == before.near_at and after.taught_at > before.taught_at
 
 
 def learned(before: Lessons, ended: Sequence[RequestTimes], dt: float, teach: Teach, *, users: int) -> Lessons:

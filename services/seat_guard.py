@@ -59,6 +59,9 @@ class Felt:
     """In its steps: of rollouts that have a turn, and of users by their weight."""
     beside: bool
     """Whether rollouts had a turn since the limit was last changed: only then is it to blame."""
+    peak: float = 0.0
+    """Most sequences of the last two seconds, but not before the limit was last changed: they come and go within what
+    users felt."""
     taken: float = 0.0
     """Share of the last half second that rollouts took."""
     met_steps: int = 2
@@ -197,7 +200,7 @@ def edge(target: float, alone: float, headroom: float) -> float:
 
 def _less(guard: Guard, felt: Felt, share: float) -> float:
     """From what the engine really had, where the limit was above it."""
-    return max(1.0, share * min(guard.limit, float(felt.sequences)))
+    return max(1.0, share * min(guard.limit, max(felt.sequences, felt.peak)))
 
 
 def unattainable(slo: SloConfig, idle: IdleSpeed, way_s: float = 0.0) -> str:

@@ -33,6 +33,7 @@ from services.watched import Watched
 from services.way import WayHeard
 
 _TICK_S = 0.1
+_PEAK_S = 2.0
 _ASIDE_S = 5.0
 """For samples to leave before new weights: an engine that does not let go of them in this time has another trouble."""
 
@@ -323,6 +324,7 @@ class SeatKeeper:
             token_s=log.token_s(since),
             kv_usage=log.kv_usage,
             sequences=self._sequences,
+            peak=self._worked_on.most(now, min(_PEAK_S, now - since)),
             beside=self.turns.had_at > since,
             taken=self.account.taken.between(now - EVIDENCE_S, now) / EVIDENCE_S,
             met_steps=1 if self._engine.rollouts_give_way else 2,

@@ -209,17 +209,18 @@ def test_a_miss_that_rollouts_hardly_caused_hardly_lowers_the_ceiling_however_lo
 
 
 @pytest.mark.parametrize("every_s", [1, 6])
-def test_where_nobody_comes_near_a_target_for_long_the_ceiling_grows_with_time(every_s: int) -> None:
-    def risen(ttft_s: float) -> float:
+def test_where_nobody_comes_near_a_target_by_rollouts_for_long_the_ceiling_grows_with_time(every_s: int) -> None:
+    def risen(ttft_s: float, by: Added = ALL_OF_IT) -> float:
         headroom = Headroom(flat(0.7), ceiling=flat(0.2), near_at=10.0)
         for number in range(60):
             ended = [user(ttft_s=ttft_s, came=8.0 + number)] if number % every_s == 0 else []
-            headroom = after(headroom, *ended, now=11.0 + number, dt=1.0)
+            headroom = after(headroom, *ended, now=11.0 + number, dt=1.0, by=by)
         return ceiling(headroom)
 
     users = 60 // every_s
     assert risen(0.9) == pytest.approx(0.2 * math.exp(0.07 * SLO.miss_share * users))
-    assert risen(0.5) == pytest.approx(0.2 * math.exp(0.07 * SLO.miss_share * users + 30 / 75))
+    grown = pytest.approx(0.2 * math.exp(0.07 * SLO.miss_share * users + 30 / 75))
+    assert (risen(0.5), risen(0.9, Added(0.02, 0.0))) == (grown, grown), "who is near alone is not near by rollouts"
 
 
 def test_before_anything_is_learned_users_find_few_rollouts_and_calm_ones_soon_all() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -42,6 +43,21 @@ def test_who_misses_while_weights_arrive_lowers_nothing_of_other_times() -> None
     assert (calm.share, calm.ceiling) == (FIRST.share, 1.0)
     again = entered(calm, 30.0, arriving=True)
     assert (again.share, again.ceiling) == (lower.share, lower.ceiling)
+
+
+@pytest.mark.parametrize(("ttft_s", "raised"), [((0.5,), 1.15), ((0.5, 0.9), 1.0), ((), 1.0)])
+def test_an_arrival_in_which_rollouts_brought_nobody_near_a_target_raises_the_ceiling_of_the_next(
+    ttft_s: Sequence[float], raised: float
+) -> None:
+    begun = first = entered(replace(FIRST, load=1.0), 10.0, arriving=True)
+    for number in range(1, 4):
+        now = 10.0 + 20 * number
+        calm = entered(begun, now - 18.0, arriving=False)
+        calm = after(calm, *(user(now - 18.5, wait_s) for wait_s in ttft_s), now=now - 16.0, users=1)
+        begun = entered(calm, now, arriving=True)
+        assert begun.headroom.ceiling.at(1.0) / first.headroom.ceiling.at(1.0) == pytest.approx(
+            raised**number, rel=0.02
+        )
 
 
 @pytest.mark.parametrize("came", [9.0, 11.0, 12.9])

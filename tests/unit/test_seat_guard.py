@@ -234,6 +234,15 @@ def test_users_who_miss_a_target_for_as_long_as_the_window_get_every_seat_whoeve
     assert step_limit(guard, later) == 40 * SLO.decrease
 
 
+@pytest.mark.parametrize(("peak", "left"), [(0.0, 18.0), (38.0, 34.2), (50.0, 36.0)])
+def test_the_limit_sinks_from_what_steps_had_of_late_and_not_from_what_one_has_by_chance(
+    peak: float, left: float
+) -> None:
+    """Users who left since then are in what was felt."""
+    seen = a_look(now=slowed(tpot_s=0.055), sequences=20.0, peak=peak)
+    assert after(Guard(40.0), seen, 10.0).limit == pytest.approx(left)
+
+
 def test_the_step_that_the_next_user_would_wait_for_counts_before_that_user_comes() -> None:
     seen = a_look(step_s=0.059, sequences=20, taken=1.0)
     only_ttft = SloConfig(ttft_s=0.2)
