@@ -9,6 +9,7 @@ in how long others stayed, so that they may have added twice as much: they are t
 for none of one by as much again.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from services.slo import SloConfig
@@ -32,11 +33,10 @@ def blame(slo: SloConfig, ttft_s: float | None, tpot_s: float | None, by: Added)
     >>> [round(blame(slo, ttft_s, 0.04, Added(0.04, 0.02)), 2) for ttft_s in (0.5, 0.52, 0.58, 0.62, 0.66)]
     [0.0, 1.0, 1.0, 0.5, 0.0]
     """
-    felt = ((ttft_s, slo.ttft_s, by.ttft_s), (tpot_s, slo.tpot_s, by.tpot_s))
     parts = [
-        min(1.0, max(0.0, 2.0 - (seconds - target) / (_MOST * added_s))) if added_s > 0 else 0.0
-        for seconds, target, added_s in felt
-        if seconds is not None and target is not None and seconds > target
+        min(1.0, max(0.0, 2.0 - (felt_s - target_s) / (_MOST * added_s)))
+        for felt_s, target_s, added_s in _added(slo, ttft_s, tpot_s, by)
+        if felt_s > target_s
     ]
     return max(parts, default=0.0)
 
@@ -50,10 +50,17 @@ def used_up(slo: SloConfig, ttft_s: float | None, tpot_s: float | None, by: Adde
     >>> [round(used_up(slo, 0.4, 0.04, by), 2) for by in parts], used_up(slo, 0.6, 0.04, Added(0.01, 0.0))
     ([0.5, 0.67, 0.67, 0.8, 0.0], 1.0)
     """
-    felt = ((ttft_s, slo.ttft_s, by.ttft_s), (tpot_s, slo.tpot_s, by.tpot_s))
     taken = [
-        (target - seconds, min(seconds, _MOST * added_s))
-        for seconds, target, added_s in felt
-        if seconds is not None and target is not None and added_s > 0
+        (target_s - felt_s, min(felt_s, _MOST * added_s))
+        for felt_s, target_s, added_s in _added(slo, ttft_s, tpot_s, by)
     ]
     return max((taken_s / (max(0.0, left_s) + taken_s) for left_s, taken_s in taken), default=0.0)
+
+
+def _added(
+    slo: SloConfig, ttft_s: float | None, tpot_s: float | None, by: Added
+) -> Iterator[tuple[float, float, float]]:
+    """What was felt, the target and what was added to it, of each target for which rollouts added something."""
+    for felt_s, target_s, added_s in ((ttft_s, slo.ttft_s, by.ttft_s), (tpot_s, slo.tpot_s, by.tpot_s)):
+        if felt_s is not None and target_s is not None and added_s > 0:
+            yield felt_s, target_s, added_s

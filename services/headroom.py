@@ -4,7 +4,7 @@ learned from users who shared the engine.
     a user ended outside:  a step down; after three in one moment nobody counts until it is over
     a user ended inside:   miss_share / (1 - miss_share) of such a step up
     none missed for long:  ten times as much
-    all are far inside:    the ceiling grows with time
+    none is near by them:  the ceiling grows with time
     nobody ends for long:  back to where learning began, if it is below that
 
 The share is of what users alone leave of a target, and says how slow all of them may be. The ceiling, of a limit that
@@ -107,7 +107,7 @@ def after_pause(before: Headroom, seconds: float) -> Headroom:
     return replace(before, taught_at=before.taught_at + seconds, near_at=before.near_at + seconds)
 
 
-def with_ceiling(before: Headroom, factor: float, load: float) -> Headroom:
+def with_higher_ceiling(before: Headroom, factor: float, load: float) -> Headroom:
     """The same with a ceiling that is higher by the factor at that load, as far as it can be."""
     return replace(before, ceiling=_moved(before.ceiling, factor, load, _LEAST_CEILING, 1.0))
 

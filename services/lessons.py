@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from services.headroom import Headroom, after_pause, first_headroom, resumed, with_ceiling
+from services.headroom import Headroom, after_pause, first_headroom, resumed, with_higher_ceiling
 from services.slo import SloConfig
 from services.user_window import RequestTimes
 
@@ -19,8 +19,6 @@ Teach = Callable[[Headroom, Sequence[RequestTimes], float, float], Headroom]
 _RISE_S, _FALL_S = 30.0, 10.0
 """For the load to follow most of the way, up and down: a crowd that came at once missed what was decided before it, and
 belongs to the load of then; when it has gone, nothing more is to come of it."""
-
-
 _QUIET = 1.15
 """By so much the ceiling of arrivals grows with each of them in which rollouts brought nobody near a target: a second
 or two every now and then is no time for it to grow in."""
@@ -74,7 +72,7 @@ def entered(before: Lessons, now: float, *, arriving: bool) -> Lessons:
         return before
     back, last = after_pause(before.other, now - before.since), before.last
     if arriving:
-        last = back = with_ceiling(back, _QUIET, before.load) if _was_quiet(before) else back
+        last = back = with_higher_ceiling(back, _QUIET, before.load) if _was_quiet(before) else back
     return replace(
         before, headroom=back, other=before.headroom, arriving=arriving, since=now, arrived_at=now, last=last
     )
@@ -107,6 +105,7 @@ def resumed_lessons(before: Lessons, *, left_at: float, now: float) -> Lessons:
         before,
         headroom=resumed(before.headroom, left_at=left_at, now=now),
         other=resumed(before.other, left_at=left_at, now=now),
+        last=None if before.last is None else resumed(before.last, left_at=left_at, now=now),
         since=before.since + now - left_at,
     )
 

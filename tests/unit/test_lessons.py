@@ -60,6 +60,13 @@ def test_an_arrival_in_which_rollouts_brought_nobody_near_a_target_raises_the_ce
         )
 
 
+def test_a_time_without_an_slo_after_a_quiet_arrival_takes_nothing_of_that() -> None:
+    first = entered(replace(FIRST, load=1.0), 10.0, arriving=True)
+    calm = after(entered(first, 12.0, arriving=False), user(11.5), now=14.0, users=1)
+    back = entered(resumed_lessons(calm, left_at=14.0, now=100.0), 110.0, arriving=True)
+    assert back.headroom.ceiling.at(1.0) > 1.1 * first.headroom.ceiling.at(1.0)
+
+
 @pytest.mark.parametrize("came", [9.0, 11.0, 12.9])
 def test_who_was_there_in_both_teaches_of_the_arrival(came: float) -> None:
     calm = entered(entered(FIRST, 10.0, arriving=True), 13.0, arriving=False)

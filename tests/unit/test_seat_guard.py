@@ -279,7 +279,7 @@ def test_a_pace_near_that_of_the_idle_engine_leaves_rollouts_what_keeps_it_and_b
     assert Plant(IDLE.token_s - one_s, one_s, users=1, guard=night.guard).run(20.0, slo)[-50:].count(0) > 25
 
 
-def test_a_pace_between_two_and_one_times_that_of_the_idle_engine_leaves_an_empty_engine_many() -> None:
+def test_a_target_a_third_above_the_idle_pace_leaves_an_empty_engine_what_keeps_to_it() -> None:
     """Of steps without users all is rollouts' doing, but without rollouts a user's would take as long as the idle
     engine's."""
     one_s, slo = IDLE.sequence_s(64), SloConfig(tpot_s=1.3 * IDLE.token_s)
