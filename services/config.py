@@ -24,9 +24,11 @@ class EngineConfig(Settings):
     device: Literal["cpu", "gpu"] = "cpu"
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
     max_model_len: int = Field(default=2048, ge=16, le=1_048_576)
+    """Tokens of prompt and answer together."""
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
     """Seats."""
     max_num_batched_tokens: int | None = Field(default=None, ge=16)
+    """Tokens that one step computes; None is vLLM's own default."""
     long_prefill_token_threshold: int | None = Field(default=None, ge=16)
     """Prompt tokens of one request that a step computes beside other requests; without it all that fit into the step,
     and a user who comes with the long prompt of a rollout waits for it."""
@@ -194,6 +196,7 @@ class AutoscalingConfig(Settings):
     """Replicas of the engine: as many as users need, however many rollouts run beside them. See docs/autoscaling.md."""
 
     min_replicas: int = Field(default=1, ge=1, le=1024)
+    """Those that run though no user comes."""
     max_replicas: int = Field(default=1, ge=1, le=1024)
     """Those that rollouts add included."""
     target_utilisation: float = Field(default=0.6, gt=0, le=1)
@@ -203,7 +206,9 @@ class AutoscalingConfig(Settings):
     rate_window_s: float = Field(default=30.0, ge=5, le=3600)
     """Over which arrivals are counted."""
     upscale_delay_s: float = Field(default=5.0, ge=0)
+    """Replicas are added when users have needed them for so long."""
     downscale_delay_s: float = Field(default=300.0, ge=0)
+    """Replicas are taken away when users have not needed them for so long."""
     drain_s: float = Field(default=60.0, ge=0, le=3600)
     """Most time that users' answers have to end on a replica that is stopped; then they are cut."""
     rollout_budget: RolloutBudgetConfig | None = None
@@ -245,9 +250,11 @@ class LimitsConfig(Settings):
     max_grammar_depth: int = Field(default=32, ge=4, le=64)
     """Of objects and arrays in one another, in the same."""
     max_metadata_bytes: int = Field(default=16_384, ge=0)
+    """Of one prompt, as JSON."""
     max_depth: int = Field(default=65_536, ge=1)
     """Groups of a run that are not at their end."""
     max_failures: int = Field(default=4, ge=1)
+    """Attempts at a group that fail until it is dead."""
     retain_s: int = Field(default=3600, ge=1)
     """Samples stay readable for so long after their group's end."""
     dead_retain_s: int = Field(default=86_400, ge=1)
@@ -262,6 +269,7 @@ class LimitsConfig(Settings):
     requests_per_s: float = Field(default=0.0, ge=0)
     """Requests a second with one token, and as many (one at least) at once; more get 429. 0 for any number."""
     page_size: int = Field(default=256, ge=1, le=4096)
+    """Groups in one answer."""
     max_streams: int = Field(default=64, ge=1)
     """Streams of samples open at the gateway; more get 429."""
     max_stream_s: float = Field(default=3600.0, gt=0)

@@ -49,6 +49,7 @@ class LendingConfig(Settings):
     """A lent replica that hears nothing of the gateway's decision for so long goes back to users. The gateway decides
     twice a second, and one answer of Redis may be two seconds late."""
     poll_s: float = Field(default=0.05, gt=0, le=10)
+    """Wait between two looks at the gateway's decision."""
 
     @model_validator(mode="after")
     def _one_number_at_a_time(self) -> "LendingConfig":

@@ -21,6 +21,7 @@ class PushConfig(Settings):
     """Of the replicas that answer users, those that may pause for one push at once, and at least one; others wait for
     their turn. Of `sharing.mode` live alone: in others nobody's users feel it."""
     poll_s: float = Field(default=0.05, gt=0, le=10)
+    """Wait between two looks for a new version."""
     staging_dir: str = "/dev/shm"  # noqa: S108 - shared memory is the point; each user has a 0700 directory in it
     collective: bool = True
     """False takes every version from the artefact."""

@@ -132,13 +132,17 @@ class PushConfig(Settings):
     invite_s: float = Field(default=3.0, gt=0)
     """Longest wait for the live replicas to accept an epoch; it starts as soon as all did. Below form_timeout_s."""
     op_timeout_s: float = Field(default=10.0, gt=0)
+    """Longest wait for one bucket."""
     form_timeout_s: float = Field(default=15.0, gt=0)
     """Longest wait of a replica that accepted for its place in the group, and of each member for the others."""
     deadline_s: float = Field(default=60.0, gt=0)
     """Over everything; then training goes on and stragglers catch up by artefact."""
     bucket_bytes: int = Field(default=268_435_456, ge=4096)
+    """Of one bucket, the piece in which weights travel and are checked."""
     canary_sequences: int = Field(default=4, ge=1, le=64)
+    """Pieces of the run's prompts, whose logprobs a replica compares with the trainer's to verify a version."""
     canary_tokens: int = Field(default=32, ge=2, le=512)
+    """The most of each of them."""
     keep_versions: int = Field(default=4, ge=2)
     """Newest artefacts kept."""
 

@@ -16,7 +16,9 @@ class PromptsConfig(Settings):
     """
 
     train: Path
+    """Prompts that are trained on."""
     eval: Path | None = None
+    """Held-out prompts."""
     shuffle_seed: int = Field(default=0, ge=0)
     """Order of each epoch."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
