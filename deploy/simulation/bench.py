@@ -123,6 +123,8 @@ class Cell(BaseModel):
 class _Plan(BaseModel):
     model_config = _FIGURES
 
+    loads: list[str] = []
+    """In the order in which they were measured."""
     seats: int = Field(ge=1)
     seed: int
     push_every_s: float = Field(gt=0)
@@ -134,13 +136,12 @@ class _Plan(BaseModel):
     warm_s: float = 10.0
     first_warm_s: float = 0.0
 
-    @property
-    def settled_s(self) -> float:
-        """Before a simulated cell's time counts: its guard begins anew, as that of the run's first round did. By whole
-        times between two pushes longer than the warm-up of a round, so that they come when they came in the first
-        round, and in those after it as far as rounds last whole such times."""
+    def settled_s(self, learned_s: float) -> float:
+        """Before a simulated cell's time counts: its guard begins anew, as that of the run's first round did, and has
+        learned for so long since. By whole times between two pushes longer than the warm-up of a round, so that they
+        come when they came in the first round, and in those after it as far as rounds last whole such times."""
         warm_s = self.warm_s + _LEAD_S
-        more = math.ceil(max(0.0, self.first_warm_s - warm_s) / self.push_every_s)
+        more = math.ceil(max(0.0, self.first_warm_s - warm_s + learned_s) / self.push_every_s)
         return warm_s + more * self.push_every_s
 
 
@@ -164,6 +165,18 @@ class Bench(BaseModel):
     @property
     def promise(self) -> SloConfig:
         return SloConfig(ttft_s=self.slo.ttft_s, tpot_s=self.slo.tpot_s)
+
+    def before(self, cell: Cell) -> list[Cell]:
+        """Of which a cell's guard has learned already: those of the loads that were measured before."""
+        order = self.plan.loads
+        if cell.arm != "guard" or cell.load not in order:
+            return []
+        guarded = {one.load: one for one in self.cells.values() if one.arm == "guard"}
+        return [guarded[load] for load in order[: order.index(cell.load)] if load in guarded]
+
+    def settled_s(self, cell: Cell) -> float:
+        """Seconds that are simulated before the cell's time counts."""
+        return self.plan.settled_s(sum(one.seconds for one in self.before(cell)))
 
 
 def read_bench(path: Path) -> Bench:
@@ -190,7 +203,7 @@ def predict(bench: Bench, cell: Cell, model: EngineModel, *, seeds: int = 1, fir
             _users(bench, cell, bench.plan.seed + 1000 * number),
             seconds=cell.seconds,
             span_s=cell.seconds / _PARTS,
-            warm_s=bench.plan.settled_s,
+            warm_s=bench.settled_s(cell),
         )
         for number in range(first, first + seeds)
     ]
@@ -243,8 +256,12 @@ def _arm(cell: Cell) -> tuple[dict[str, Any], bool]:
 
 
 def _users(bench: Bench, cell: Cell, seed: int) -> Iterator[Arrival]:
-    """Those of the run, who are the same for every engine; before them some at the rate of the first to be measured."""
-    plan, warm_s = bench.plan, bench.plan.settled_s
-    first = next(iter(cell.series.users_s), cell.rate) if cell.load == "day" else cell.rate
-    yield from constant(first, seconds=warm_s, prompt=plan.user_prompt, tokens=plan.user_tokens, seed=seed)
-    yield from (Arrival(warm_s + at, plan.user_prompt, plan.user_tokens) for at in cell.users_at)
+    """Those of the run, who are the same for every engine, with those of whom the guard has learned; before them some
+    at the rate of the first."""
+    plan, cells = bench.plan, [*bench.before(cell), cell]
+    at = bench.settled_s(cell) - sum(one.seconds for one in cells[:-1])
+    first = next(iter(cells[0].series.users_s), cells[0].rate) if cells[0].load == "day" else cells[0].rate
+    yield from constant(first, seconds=at, prompt=plan.user_prompt, tokens=plan.user_tokens, seed=seed)
+    for one in cells:
+        yield from (Arrival(at + came, plan.user_prompt, plan.user_tokens) for came in one.users_at)
+        at += one.seconds

@@ -71,9 +71,23 @@ def test_simulated_users_and_pushes_come_when_those_of_the_run_came() -> None:
     settled = []
     for first_warm_s in (0.0, 13.0, 40.0):
         bench = Bench.model_validate({**content, "plan": {**plan, "first_warm_s": first_warm_s}})
-        settled.append(bench.plan.settled_s)
+        settled.append(bench.settled_s(bench.cells["users@50"]))
         assert bench.cells["users@50"].users_at == [1.0, 39.0, 40.5]
     assert settled == [13.0, 13.0, 53.0], "the first push comes 7 s after a round's beginning, in each of them"
+
+
+def test_a_simulated_guard_has_learned_of_the_users_of_the_loads_that_were_measured_before() -> None:
+    content = figures(TRUTH, arms=("users", "guard"), loads=("50", "80"), seconds=40.0)
+    content["plan"] |= {"loads": ["80", "50"], "push_every_s": 20.0, "warm_s": 12.0, "first_warm_s": 40.0}
+    bench = Bench.model_validate(content)
+    assert bench.before(bench.cells["guard@50"]) == [bench.cells["guard@80"]]
+    assert [bench.before(bench.cells[cell]) for cell in ("guard@80", "users@50", "users@80")] == [[], [], []]
+    alone, learned = (bench.settled_s(bench.cells[cell]) for cell in ("users@50", "guard@50"))
+    assert (learned - alone) >= bench.cells["guard@80"].seconds
+    assert (learned - alone) % 20.0 == pytest.approx(0.0), "pushes come when they came in the first round"
+    anew = Bench.model_validate({**content, "plan": content["plan"] | {"loads": []}})
+    first, later = (predict(one, one.cells["guard@50"], TRUTH) for one in (anew, bench))
+    assert later.harvest_s > first.harvest_s
 
 
 def test_the_slowest_users_of_the_load_are_found_again() -> None:
