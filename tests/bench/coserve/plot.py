@@ -13,6 +13,8 @@ _NAMES = {USERS: "users only", GUARD: "with the guard", UNGUARDED: "without (pri
 _WIDTH = 0.26
 _BELOW = 20
 """How far the axis of a latency goes below its limit, a factor."""
+_APART = 0.04
+"""Of the axis, that two numbers under each other are to be."""
 
 
 def draw(path: Path, figures: Mapping[str, Any]) -> None:
@@ -28,13 +30,13 @@ def draw(path: Path, figures: Mapping[str, Any]) -> None:
     _latency(axes[0][0], cells, loads, "ttft_s", figures["slo"]["ttft_s"])
     _latency(axes[0][1], cells, loads, "tpot_s", figures["slo"]["tpot_s"])
     _attainment(axes[0][2], cells, loads)
-    _harvest(axes[1][0], cells, loads)
+    _harvest(axes[1][0], cells, loads, figures.get("comparison", {}))
     if DAY in loads:
         _day(axes[1][1], axes[1][2], cells)
     else:
         axes[1][1].axis("off")
         axes[1][2].axis("off")
-    axes[0][0].legend(frameon=False)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
@@ -66,15 +68,27 @@ def _attainment(axis: Any, cells: Mapping[str, Record], loads: Sequence[str]) ->
     axis.set(title="users inside the SLO", ylim=(0, 1.05))
 
 
-def _harvest(axis: Any, cells: Mapping[str, Record], loads: Sequence[str]) -> None:
+def _harvest(axis: Any, cells: Mapping[str, Record], loads: Sequence[str], comparison: Mapping[str, Any]) -> None:
     _bars(axis, cells, loads, lambda cell: (cell["harvested_tokens_s"], cell["harvested_interval"]))
-    for cell in (cell for cell in cells.values() if cell["arm"] == CONSTANT):
-        inside = 0.3 + 0.7 * cell["attainment"]
-        x = loads.index(cell["load"]) + 1.6 * _WIDTH
-        axis.annotate(str(cell["seats"]), (x, cell["harvested_tokens_s"]), fontsize=7, alpha=inside)
     if ROLLOUTS in cells:
         axis.axhline(cells[ROLLOUTS]["harvested_tokens_s"], color="C2", linestyle="--", linewidth=1)
-    axis.set(title="harvest (dashed: rollouts alone; numbers: constant seats)", ylabel="tokens/s", ylim=(0, None))
+    title = "harvest (dashed: rollouts alone;\nnumbers: constant seats, pale where they break the SLO)"
+    axis.set(title=title, ylabel="tokens/s", ylim=(0, None), xlim=(-0.5, len(loads) - 0.2))
+    for x, load in enumerate(loads):
+        held = [cell for cell in cells.values() if cell["arm"] == CONSTANT and cell["load"] == load]
+        verdicts = ((comparison.get(load) or {}).get("oracle") or {}).get("constants", {})
+        _seats(axis, x + 1.6 * _WIDTH, sorted(held, key=lambda cell: float(cell["harvested_tokens_s"])), verdicts)
+
+
+def _seats(axis: Any, x: float, held: Sequence[Record], verdicts: Mapping[str, Any]) -> None:
+    """Numbers of seats at what they harvest, one beside the other where they would cover each other."""
+    apart, tops = _APART * axis.get_ylim()[1], list[float]()
+    for cell in held:
+        harvest, seats = cell["harvested_tokens_s"], str(cell["seats"])
+        column = next((i for i, top in enumerate(tops) if harvest - top >= apart), len(tops))
+        tops[column : column + 1] = [harvest]
+        colour = "k" if verdicts.get(seats, {}).get("keeps", True) else "0.6"
+        axis.annotate(seats, (x + 0.6 * _WIDTH * column, harvest), fontsize=7, va="center", color=colour)
 
 
 def _day(above: Any, below: Any, cells: Mapping[str, Record]) -> None:
