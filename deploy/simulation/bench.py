@@ -136,14 +136,6 @@ class _Plan(BaseModel):
     warm_s: float = 10.0
     first_warm_s: float = 0.0
 
-    def settled_s(self, learned_s: float) -> float:
-        """Before a simulated cell's time counts: its guard begins anew, as that of the run's first round did, and has
-        learned for so long since. By whole times between two pushes longer than the warm-up of a round, so that they
-        come when they came in the first round, and in those after it as far as rounds last whole such times."""
-        warm_s = self.warm_s + _LEAD_S
-        more = math.ceil(max(0.0, self.first_warm_s - warm_s + learned_s) / self.push_every_s)
-        return warm_s + more * self.push_every_s
-
 
 class _Targets(BaseModel):
     model_config = _FIGURES
@@ -175,8 +167,14 @@ class Bench(BaseModel):
         return [guarded[load] for load in order[: order.index(cell.load)] if load in guarded]
 
     def settled_s(self, cell: Cell) -> float:
-        """Seconds that are simulated before the cell's time counts."""
-        return self.plan.settled_s(sum(one.seconds for one in self.before(cell)))
+        """Seconds that are simulated before the cell's time counts: its guard begins anew, as that of the run's first
+        round did, and learns as that did since. By whole times between two pushes longer than the warm-up of a round,
+        so that they come when they came in the first round, and in those after it as far as rounds last whole such
+        times."""
+        plan, learned_s = self.plan, sum(one.seconds for one in self.before(cell))
+        warm_s = plan.warm_s + _LEAD_S
+        more = math.ceil(max(0.0, plan.first_warm_s - warm_s + learned_s) / plan.push_every_s)
+        return warm_s + more * plan.push_every_s
 
 
 def read_bench(path: Path) -> Bench:
